@@ -1,0 +1,68 @@
+# `make` alone lists the targets.
+PY := .venv/bin/python
+# USER and WORKDIR count only when given on this command line: everybody's
+# environment has a USER.  $(value …): a path may hold a dollar sign.
+quote = '$(subst ','\'',$(value $1))'
+given = $(if $(filter command,$(firstword $(origin $1))),$2 $(call quote,$1))
+
+help: ## this list
+	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+run: .venv/.runtime ## work through the example in the foreground (state in .agent)
+	@$(PY) -m worker run config.example.yaml --state .agent
+
+check: .venv/.dev check-units ## style, types, shell, units
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy --strict worker tests
+	@if command -v shellcheck >/dev/null; then shellcheck install.sh .ci/run; else echo "skipped: no shellcheck here"; fi
+
+# A copy, because the units name a program that need not be installed here.
+UNITS := units
+check-units: ## units: unknown keys, and exposure above 3.0, are errors
+	@if ! command -v systemd-analyze >/dev/null; then echo "skipped: no systemd-analyze here"; exit 0; fi; \
+	tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && set -e; \
+	for unit in $(UNITS)/*; do sed 's#/usr/local/bin/agentctl#/bin/true#' $$unit >$$tmp/$${unit##*/}; done; \
+	cp $$tmp/agent.service $$tmp/agent@.service; \
+	systemd-analyze verify --man=no --recursive-errors=no $$tmp/*; \
+	systemd-analyze security --offline=yes --threshold=30 --no-pager $$tmp/agent.service >$$tmp/table || { cat $$tmp/table; exit 1; }; \
+	tail -n 1 $$tmp/table
+
+test: .venv/.dev ## every test; those that need root and a throw-away machine skip where they cannot
+	$(PY) -m pytest
+
+bench: .venv/.dev ## time per step, beside what it is made of
+	$(PY) -m tests.bench
+
+install: ## install on this machine (root); USER=name WORKDIR=/path: whose work, and where
+	@./install.sh install $(call given,USER,--user) $(call given,WORKDIR,--workdir)
+
+uninstall purge: ## remove program and units; purge: configuration and state too
+	@./install.sh $@
+
+clean: ## remove what the other targets made
+	rm -rf .venv .agent .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.runtime: requirements.lock
+	@./install.sh venv .venv
+	@touch $@
+
+.venv/.dev: requirements.lock
+	@./install.sh venv .venv --dev
+	@touch $@ .venv/.runtime
+
+# The service gets the first section only; the second builds what has no wheel.
+COMPILE = uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url
+lock: ## write requirements.lock anew (needs uv)
+	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && set -e; \
+	echo 'setuptools>=70.1' >$$tmp/build.in; \
+	$(COMPILE) pyproject.toml >$$tmp/runtime; \
+	$(COMPILE) $$tmp/build.in >$$tmp/build; \
+	$(COMPILE) pyproject.toml --extra dev -c $$tmp/runtime >$$tmp/all; \
+	{ echo '# Exact versions with hashes, written by `make lock`.  install.sh reads it by section.'; \
+	echo '# == runtime =='; cat $$tmp/runtime; echo '# == build =='; cat $$tmp/build; echo '# == development =='; \
+	awk 'NR == FNR { if (/==/) seen[$$1] = 1; next } /==/ { keep = !($$1 in seen) } keep' $$tmp/runtime $$tmp/all; } >$$tmp/lock; \
+	cp $$tmp/lock requirements.lock
+
+.PHONY: help run check check-units test bench install uninstall purge clean lock
