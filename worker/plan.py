@@ -1,0 +1,186 @@
+"""The plan: every step of a run, in order, with the identity by which finished work is known again.
+
+`build()` either returns a plan that holds (no two steps with one id, no item that a process cannot be given,
+every environment file in order) or raises one ConfigError with all that is wrong.  It reads the lists that
+`foreach` names, once; the plan never changes afterwards.
+"""
+
+import gc
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from worker import config, envfile, textfile
+from worker.config import Config, Task
+from worker.errors import ConfigError, Mark, Problem, quote
+
+if TYPE_CHECKING:
+    from hashlib import blake2b
+
+_LONGEST_ID = 200  # bytes: leaves room in a file name for the endings that state files have
+_DIGEST = 8  # bytes
+_NO_ITEM = re.compile("[\0\n\ud800-\udfff]")
+_SAFE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789:_."
+_ESCAPES = {byte: f"\\x{byte:02x}" for byte in range(256) if chr(byte) not in _SAFE} | {ord("/"): "-"}
+
+
+class Step(NamedTuple):
+    """One unit of the plan: a task, or a task with one of its items."""
+
+    id: str
+    task: Task
+    item: str | None
+
+    def argv(self) -> list[str]:
+        """Return the program and its arguments; a shell's text is never changed, a list gets the item."""
+        run = self.task.run
+        if isinstance(run, str):
+            return [*self.task.shell, run]
+        if self.item is None:
+            return list(run)
+        return [argument.replace(config.ITEM, self.item) for argument in run]
+
+
+class Plan:
+    """The steps in order, and by id."""
+
+    __slots__ = ("_task_hashes", "by_id", "steps")
+
+    def __init__(self, steps: tuple[Step, ...], by_id: dict[str, Step]) -> None:
+        self.steps = steps
+        self.by_id = by_id
+        self._task_hashes: dict[str, blake2b] = {}
+
+    def digest(self, step: Step) -> str:
+        """Return a text that stands for the work of a step: while it is the same, the work is.
+
+        The command, its shell, environment, folder and item count; limits and retries do not.
+        """
+        known = self._task_hashes.get(step.task.id)
+        if known is None:
+            known = self._task_hashes[step.task.id] = _task_hash(step.task)
+        if step.item is None:
+            return known.hexdigest()
+        with_item = known.copy()
+        with_item.update(step.item.encode())
+        return with_item.hexdigest()
+
+
+def build(config: Config) -> Plan:
+    """Return the plan; raises ConfigError with everything that stands in its way."""
+    collecting = gc.isenabled()
+    gc.disable()  # nothing here is garbage
+    try:
+        return _build(config)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def escape(item: str) -> str:
+    """Return the item as systemd-escape would: safe in a file or unit name, and different for every item."""
+    # One character a byte: translate() is the fastest way through.
+    escaped = item.encode().decode("latin-1").translate(_ESCAPES)
+    return "\\x2e" + escaped[1:] if escaped.startswith(".") else escaped
+
+
+def step_id(task_id: str, item: str) -> str:
+    """Return TASK@ITEM with the item escaped; a long one is cut and told apart by a digest."""
+    name = f"{task_id}@{escape(item)}"
+    if len(name) <= _LONGEST_ID:
+        return name
+    digest = hashlib.blake2b(item.encode(), digest_size=6).hexdigest()
+    return f"{name[: _LONGEST_ID - 1 - len(digest)]}~{digest}"
+
+
+def _build(config: Config) -> Plan:
+    problems = _env_file_problems(config)
+    by_id: dict[str, Step] = {}
+    for task in config.tasks:
+        if task.foreach is None:
+            by_id[task.id] = Step(task.id, task, None)
+            continue
+        try:
+            items, place = _items(task)
+        except ConfigError as exc:
+            problems += exc.problems
+            continue
+        for index, item in enumerate(items):
+            if not item or _NO_ITEM.search(item):
+                problems.append(_bad_item(item, place(index)))
+                continue
+            name = step_id(task.id, item)
+            if name in by_id:
+                problems.append(
+                    Problem(place(index), f"foreach: the item {quote(item)} is there twice", "remove one")
+                )
+            by_id[name] = Step(name, task, item)
+    if problems:
+        raise ConfigError(problems)
+    return Plan(tuple(by_id.values()), by_id)
+
+
+def _env_file_problems(config: Config) -> list[Problem]:
+    problems: list[Problem] = []
+    seen: set[str] = set()
+    for task in config.tasks:
+        for path, mark in zip(task.env_files, task.env_file_marks, strict=True):
+            if path in seen:
+                continue
+            seen.add(path)
+            try:
+                envfile.load(path, mark)
+            except ConfigError as exc:
+                problems += exc.problems
+    return problems
+
+
+def _items(task: Task) -> tuple[Sequence[str], Callable[[int], Mark]]:
+    """Return the items of a task's foreach, and where to look for the n-th of them."""
+    foreach = task.foreach
+    mark = task.foreach_mark or task.mark
+    if isinstance(foreach, config.Items):
+        marks = foreach.marks
+        return foreach.texts, lambda index: marks[index]
+    if isinstance(foreach, config.Range):
+        return [
+            str(n).zfill(foreach.width) for n in range(foreach.first, foreach.last + 1)
+        ], lambda index: mark
+    if isinstance(foreach, config.Lines):
+        path = foreach.path
+        lines = textfile.read(path, mark).split("\n")
+        numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
+        if not numbers:
+            raise ConfigError(
+                [Problem(mark, f"foreach: {path!r} has no lines with anything on them", "add one")]
+            )
+        return [lines[number - 1] for number in numbers], lambda index: Mark(path, numbers[index], 1)
+    assert foreach is not None
+    return _matches(foreach.pattern, mark), lambda index: mark
+
+
+def _matches(pattern: str, mark: Mark) -> list[str]:
+    import glob  # only for the lists that ask for it
+
+    matches = sorted(glob.glob(pattern, recursive=True))
+    if not matches:
+        raise ConfigError(
+            [Problem(mark, f"foreach: nothing matches {pattern!r}", "check the pattern and its folder")]
+        )
+    return matches
+
+
+def _bad_item(item: str, where: Mark) -> Problem:
+    if not item:
+        return Problem(where, "foreach: an item is empty", "remove it")
+    if "\n" in item or "\0" in item:
+        return Problem(where, f"foreach: the item {quote(item)} has a newline or NUL in it", "remove that")
+    return Problem(where, f"foreach: the item {quote(item)} is not UTF-8", "rename the file")
+
+
+def _task_hash(task: Task) -> "blake2b":
+    shell = task.shell if isinstance(task.run, str) else ()
+    # ascii() because repr() changes with Python's tables of printable characters.
+    work = ascii((task.run, shell, sorted(task.env.items()), task.env_files, task.cwd))
+    return hashlib.blake2b(work.encode() + b"\0", digest_size=_DIGEST)

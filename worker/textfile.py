@@ -1,0 +1,53 @@
+"""Text files of the user's: UTF-8 whatever the locale, opened once, for reading only."""
+
+import os
+
+from worker.errors import ConfigError, Mark, Problem
+
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+def read(path: str, named_at: Mark | None = None) -> str:
+    """Return the text of a file, without a byte order mark and with bare newlines for CRLF.
+
+    Raises ConfigError: at `named_at` when the file cannot be read, at the very byte when it is not text.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError as exc:
+        subject = f"{path!r} " if named_at else ""
+        what = f"{subject}cannot be read: {exc.strerror}"
+        raise ConfigError([Problem(named_at or Mark(path), what, _advice(exc))]) from None
+    return _decode(path, data)
+
+
+def _advice(exc: OSError) -> str:
+    if isinstance(exc, FileNotFoundError):
+        return "check the name, or create it"
+    if isinstance(exc, PermissionError):
+        return f"make it readable for uid {os.geteuid()}"
+    if isinstance(exc, IsADirectoryError):
+        return "name a file in it"
+    return ""
+
+
+def _decode(path: str, data: bytes) -> str:
+    if data.startswith(_UTF16):
+        raise _not_text(path, data, 0, "starts a UTF-16 text")
+    nul = data.find(0)
+    if nul >= 0:
+        raise _not_text(path, data, nul, "is NUL, so this is not a UTF-8 text")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise _not_text(path, data, exc.start, "is not UTF-8") from None
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+
+
+def _not_text(path: str, data: bytes, offset: int, why: str) -> ConfigError:
+    before = data[:offset].decode("utf-8", "replace").removeprefix("\ufeff")
+    where = Mark(path, before.count("\n") + 1, len(before) - before.rfind("\n"))
+    return ConfigError(
+        [Problem(where, f"byte {offset} (0x{data[offset]:02x}) {why}", "save the file as UTF-8")]
+    )
