@@ -1,0 +1,87 @@
+"""checkpoint.json: portable, whole, and never older than what it replaces."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from worker import checkpoint, clock
+from worker.checkpoint import CheckpointError, Keeper
+from worker.ledger import Claim, Ending
+from worker.ledger.sqlite import SqliteLedger
+
+
+def ledger_with(tmp_path: Path, steps: int) -> SqliteLedger:
+    store = SqliteLedger.create(str(tmp_path / "ledger.db"))
+    names = [f"step-{n}" for n in range(steps)]
+    store.record([], [Claim(name, 1, "abc", 1000.0, "boot") for name in names])
+    store.record(
+        [
+            Ending(name, 1, "done", False, False, "", 0, 1.0, None, name.encode(), len(name), b"", 0)
+            for name in names
+        ],
+        [],
+    )
+    return store
+
+
+@pytest.mark.parametrize("steps", [0, 1, 999, 1000, 1001, 2500])
+def test_what_was_written_comes_back(tmp_path: Path, steps: int) -> None:
+    """
+    Every attempt and every small result, and plain JSON for everybody else.
+    """
+    store = ledger_with(tmp_path, steps)
+    path = str(tmp_path / "checkpoint.json")
+    checkpoint.write(path, "demo", store)
+
+    head, attempts = checkpoint.load(path)
+
+    assert head == checkpoint.header(path)
+    assert (head.run, head.revision) == ("demo", 2 * steps)
+    assert [row for row, _ in attempts] == list(store.rows())
+    assert [output for _, output in attempts] == [f"step-{n}".encode() for n in range(steps)]
+    assert json.loads(Path(path).read_bytes())["run"] == "demo"
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b'{"format": 1, "run": 1, "revision": "x", "facts": {},\n"attempts": [\n{}\n]}\n',
+        b'{"format": 2, "run": "a", "revision": 1, "facts": {},\n"attempts": [\n{}\n]}\n',
+    ],
+)
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
+    """
+    With a reason, and never as an empty run.
+    """
+    path = tmp_path / "checkpoint.json"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError):
+        checkpoint.header(str(path))
+    with pytest.raises(CheckpointError):
+        checkpoint.load(str(path))
+
+
+def test_bursts_share_a_write_and_a_lone_step_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The first change is due at once; the next at the earliest a second later.
+    """
+    now = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    store = ledger_with(tmp_path, 1)
+    keeper = Keeper(str(tmp_path / "checkpoint.json"), "demo", store)
+    assert keeper.due_at() == float("inf")
+    keeper.changed()
+    assert keeper.due_at() <= now[0]
+    keeper.write()
+    assert keeper.due_at() == float("inf")
+    keeper.changed()
+    assert keeper.due_at() == 101.0
+    store.close()

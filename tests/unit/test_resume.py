@@ -1,0 +1,167 @@
+"""Resuming from the ledger, from the checkpoint, and from what is left of either."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from worker import checkpoint, folder, resume
+from worker.errors import StateError, StateHeld
+from worker.folder import Places
+from worker.ledger import Claim, Ending
+from worker.ledger.sqlite import SqliteLedger
+
+Damage = Callable[[bytes], bytes]
+DAMAGES: dict[str, Damage] = {
+    "empty": lambda data: b"",
+    "truncated": lambda data: data[: len(data) * 2 // 3],
+    "zeros": lambda data: bytes(len(data)),
+    "random": lambda data: os.urandom(len(data)),
+}
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    """A state folder in which steps a (done), b (failed once) and c (cut off) were tried."""
+    root = str(tmp_path / "state")
+    places = Places("demo", root, folder.prepare(root, None))
+    ledger = resume.open_ledger(places).ledger
+    ledger.record([], [Claim(name, 1, "abc", 1000.0, "boot") for name in "abc"])
+    ledger.record(
+        [
+            Ending("a", 1, "done", False, False, "", 0, 1001.0, None, "grün\n".encode(), 6, b"", 0),
+            Ending(
+                "b", 1, "failed", True, False, "exited with status 3", 3, 1002.0, 1012.0, b"\xff", 1, b"e", 1
+            ),
+        ],
+        [],
+    )
+    checkpoint.write(places.checkpoint, "demo", ledger)
+    ledger.close()
+    return places
+
+
+def facts(ledger: SqliteLedger) -> list[tuple[str, int, str | None, bool]]:
+    return [(row.step, row.number, row.outcome, bool(row.counted)) for row in ledger.rows()]
+
+
+ALL = [("a", 1, "done", False), ("b", 1, "failed", True), ("c", 1, None, False)]
+
+
+def set_aside(places: Places) -> list[str]:
+    return sorted(name for name in os.listdir(places.root) if ".corrupt-" in name)
+
+
+def test_the_checkpoint_alone_is_enough(places: Places) -> None:
+    """
+    The ledger is gone: the same attempts, the same small results, and a word about it.
+    """
+    os.unlink(places.ledger)
+    resumed = resume.open_ledger(places)
+    assert facts(resumed.ledger) == ALL
+    assert resumed.ledger.output(1) == "grün\n".encode()
+    assert "made anew from checkpoint.json" in resumed.notices[0]
+    resumed.ledger.close()
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_ledger_is_set_aside_for_the_checkpoint(places: Places, damage: Damage) -> None:
+    """
+    Case F10: the damaged bytes are kept under another name, nothing is lost.
+    """
+    data = damage(Path(places.ledger).read_bytes())
+    Path(places.ledger).write_bytes(data)
+    resumed = resume.open_ledger(places)
+    assert facts(resumed.ledger) == ALL
+    resumed.ledger.close()
+    (aside,) = set_aside(places)
+    assert Path(places.root, aside).read_bytes() == data
+    assert any(aside in notice for notice in resumed.notices)
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside_for_the_ledger(places: Places, damage: Damage) -> None:
+    """
+    Case F10, the other way round.
+    """
+    Path(places.checkpoint).write_bytes(damage(Path(places.checkpoint).read_bytes()))
+    resumed = resume.open_ledger(places)
+    assert facts(resumed.ledger) == ALL
+    resumed.ledger.close()
+    assert len(set_aside(places)) == 1
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_with_nothing_sound_left_the_worker_does_not_start(places: Places, damage: Damage) -> None:
+    """
+    Case F10: exit 73 with what to do, nothing moved, and the same at the next try: never silently empty.
+    """
+    for path in (places.ledger, places.checkpoint):
+        Path(path).write_bytes(damage(Path(path).read_bytes()))
+    before = {name: Path(places.root, name).read_bytes() for name in ("ledger.db", "checkpoint.json")}
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"mv .*ledger\.db") as caught:
+            resume.open_ledger(places)
+        assert caught.value.exit_status == 73
+    assert {name: Path(places.root, name).read_bytes() for name in before} == before
+
+
+def test_a_ledger_that_knows_less_than_the_checkpoint_is_completed(places: Places) -> None:
+    """
+    Somebody copied ledger.db without its -wal: what the checkpoint has as done stays done.
+    """
+    os.unlink(places.ledger)
+    old = SqliteLedger.create(places.ledger)
+    old.note({"run": "demo"})
+    old.record([], [Claim("a", 1, "abc", 1000.0, "boot")])
+    old.close()
+    resumed = resume.open_ledger(places)
+    assert sorted(facts(resumed.ledger)) == sorted(ALL)
+    resumed.ledger.record(
+        [Ending("c", 1, "done", False, False, "", 0, 1.0, None, b"", 0, b"", 0)], []
+    )  # and can be worked with
+    resumed.ledger.close()
+
+
+def test_a_wal_without_its_ledger_does_not_meet_the_new_one(places: Places) -> None:
+    """
+    A stale write-ahead log must not be played into a ledger it does not belong to.
+    """
+    os.unlink(places.ledger)
+    Path(places.ledger + "-wal").write_bytes(os.urandom(8192))
+    resumed = resume.open_ledger(places)
+    assert facts(resumed.ledger) == ALL
+    resumed.ledger.close()
+
+
+def test_a_state_folder_belongs_to_one_run(places: Places) -> None:
+    """
+    Another run's name means other keys: refused, with what to do.
+    """
+    with pytest.raises(StateError, match="holds the run 'demo'"):
+        resume.open_ledger(places._replace(run="other"))
+
+
+def test_a_second_worker_is_refused_with_the_pid_of_the_first(places: Places) -> None:
+    """
+    Case R3: and asking who holds the folder never takes the lock.
+    """
+    code = (
+        "import sys; from worker import folder\n"
+        "folder.lock(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+    )
+    first = subprocess.Popen(
+        [sys.executable, "-c", code, places.root], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert first.stdout is not None and first.stdout.readline() == "held\n"
+    assert folder.holder(places.root) == first.pid
+    with pytest.raises(StateHeld, match=f"process {first.pid}") as caught:
+        folder.lock(places.root)
+    assert caught.value.exit_status == 77
+    first.kill()
+    first.communicate()
+    assert folder.holder(places.root) is None  # SIGKILL leaves no lock behind
+    os.close(folder.lock(places.root))

@@ -1,0 +1,185 @@
+"""checkpoint.json: the run in one portable file, always whole, enough to go on from on another machine.
+
+Written from the ledger, atomically.  A long step's end is in it at once; bursts of short steps share
+a write, so that a list of 100,000 steps does not rewrite 100,000 lines for each of them.  One
+attempt a line, so that it can be read with `grep` as well.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from worker import __version__, clock, files
+from worker.ledger import DONE, Ledger, Row
+
+FORMAT = 1
+# Outputs travel in the checkpoint while they are small and few; the ledger and out/ have all of them.
+_OUTPUT_MAX = 4 * 1024
+_OUTPUTS_MAX = 8 * 1024 * 1024
+# A write may cost at most this share of the time, and is never more than this late.
+_SHARE = 0.05
+_LATE = 1.0
+
+_END = b"\n]}\n"
+
+
+class CheckpointError(Exception):
+    """The file is not a whole checkpoint; the message says what is wrong with it."""
+
+
+class Header(NamedTuple):
+    """What a checkpoint says of itself."""
+
+    run: str
+    revision: int
+    facts: dict[str, str]
+
+
+def write(path: str, run: str, ledger: Ledger) -> None:
+    """Replace the checkpoint at `path` by what `ledger` holds now.  Raises OSError with the old one whole."""
+    facts = {name: value for name in ("counted_from", "state") if (value := ledger.fact(name)) is not None}
+    head = {
+        "format": FORMAT,
+        "run": run,
+        "revision": ledger.revision(),
+        "written": clock.stamp(clock.wall()),
+        "version": __version__,
+        "facts": facts,
+    }
+    files.replace(path, _chunks(head, ledger))
+
+
+def _chunks(head: dict[str, object], ledger: Ledger) -> Iterator[bytes]:
+    yield json.dumps(head)[:-1].encode() + b',\n"attempts": ['
+    room = _OUTPUTS_MAX
+    batch: list[bytes] = []
+    for row in ledger.rows():
+        entry = {name: value for name, value in row._asdict().items() if value != _DEFAULT_VALUES[name]}
+        if row.outcome == DONE and 0 < row.output_size <= min(_OUTPUT_MAX, room):
+            output = ledger.output(row.seq)
+            if output is not None:
+                room -= row.output_size
+                entry.update(_packed(output))
+        batch.append(b"\n" + json.dumps(entry, ensure_ascii=False).encode())
+        if len(batch) == 1000:
+            yield b",".join(batch) + b","
+            batch = []
+    # An empty object ends the list, so that no line needs to know whether it is the last one.
+    yield b",".join([*batch, b"\n{}"]) + _END
+
+
+def _packed(output: bytes) -> dict[str, str]:
+    try:
+        return {"output": output.decode()}
+    except UnicodeDecodeError:
+        return {"output_base64": base64.b64encode(output).decode()}
+
+
+def header(path: str) -> Header:
+    """Return what the checkpoint at `path` says of itself, reading only its first and last line.
+
+    Raises FileNotFoundError, or CheckpointError if it is not whole.
+    """
+    with open(path, "rb") as file:
+        first = file.readline()
+        file.seek(max(0, file.seek(0, 2) - len(_END)))
+        whole = file.read() == _END
+    if not whole or not first.endswith(b",\n"):
+        raise CheckpointError("it is cut short")
+    return _header(first.rstrip().removesuffix(b",") + b"}")
+
+
+def load(path: str) -> tuple[Header, list[tuple[Row, bytes | None]]]:
+    """Return the checkpoint at `path`.  Raises FileNotFoundError or CheckpointError."""
+    data = files.read(path)
+    try:
+        content = json.loads(data)
+        attempts = [_row(entry) for entry in content.pop("attempts") if entry]
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise CheckpointError(f"it is not a checkpoint ({exc})") from exc
+    return _header(json.dumps(content).encode()), attempts
+
+
+def _header(data: bytes) -> Header:
+    try:
+        content = json.loads(data)
+        version, found = content["format"], Header(content["run"], content["revision"], content["facts"])
+    except (ValueError, KeyError, TypeError) as exc:
+        raise CheckpointError(f"its first line is not a checkpoint's ({exc})") from exc
+    if version != FORMAT:
+        raise CheckpointError(f"it has format {version}, this program knows {FORMAT}")
+    if not (isinstance(found.run, str) and isinstance(found.revision, int) and isinstance(found.facts, dict)):
+        raise CheckpointError("its first line is not a checkpoint's")
+    return found
+
+
+def _row(entry: dict[str, object]) -> tuple[Row, bytes | None]:
+    values = {name: entry.get(name, default) for name, default in _DEFAULT_VALUES.items()}
+    for name, value in values.items():
+        if not isinstance(value, _TYPES[name]):
+            raise ValueError(f"'{name}' is {value!r}")
+    output: bytes | None = None
+    text, packed = entry.get("output"), entry.get("output_base64")
+    if isinstance(text, str):
+        output = text.encode()
+    elif isinstance(packed, str):
+        output = base64.b64decode(packed, validate=True)
+    return Row(**values), output  # type: ignore[arg-type]
+
+
+_NONE = type(None)
+_TYPES: dict[str, tuple[type, ...]] = {
+    "seq": (int,),
+    "step": (str,),
+    "number": (int,),
+    "definition": (str,),
+    "started": (int, float),
+    "boot": (str,),
+    "outcome": (str, _NONE),
+    "counted": (bool, int),
+    "final": (bool, int),
+    "cause": (str,),
+    "status": (int, _NONE),
+    "ended": (int, float, _NONE),
+    "retry_at": (int, float, _NONE),
+    "output_size": (int,),
+    "log_size": (int,),
+}
+_DEFAULT_VALUES: dict[str, object] = dict.fromkeys(Row._fields) | {
+    "counted": 0,
+    "final": 0,
+    "cause": "",
+    "output_size": 0,
+    "log_size": 0,
+}
+
+
+class Keeper:
+    """Keeps checkpoint.json up to date without costing more than a small share of the time."""
+
+    def __init__(self, path: str, run: str, ledger: Ledger) -> None:
+        self._path = path
+        self._run = run
+        self._ledger = ledger
+        self._stale = False
+        self._not_before = -math.inf
+
+    def changed(self) -> None:
+        """Note that the ledger knows more than the file."""
+        self._stale = True
+
+    def due_at(self) -> float:
+        """Return when to write (monotonic clock); inf while the file is up to date."""
+        return self._not_before if self._stale else math.inf
+
+    def write(self) -> None:
+        """Write now.  Raises OSError; then the file is as it was and due again a little later."""
+        began = clock.monotonic()
+        try:
+            write(self._path, self._run, self._ledger)
+            self._stale = False
+        finally:
+            now = clock.monotonic()
+            self._not_before = now + max(_LATE, (now - began) / _SHARE)

@@ -1,0 +1,121 @@
+"""Whole files: a reader finds the old bytes or the new ones, never a mix.
+
+Temp file in the same folder, write, fsync, rename, fsync of the folder.  One writer at a time:
+the caller holds the state folder's lock.  After a crash at most a hidden `.NAME.new` is left
+behind; the next write of that name truncates it.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable
+
+from worker import points
+from worker.errors import StateError
+
+
+def replace(path: str, chunks: Iterable[bytes], mode: int = 0o640) -> None:
+    """Replace the file at `path` by the bytes of `chunks`, atomically and durably.
+
+    When this returns, the new bytes survive SIGKILL and power loss.  If it raises OSError (a full
+    disk, say), the old file is untouched and no temp file is left.  A symbolic link stays a link:
+    the file it points to is replaced.  Raises StateError where a rename cannot work because the
+    file itself is a mount point.
+    """
+    target = os.path.realpath(path)
+    temp = _temp_name(target)
+    try:
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            for chunk in chunks:
+                write_all(fd, chunk)
+            points.at("file-written")
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        points.at("file-synced")
+        _rename(temp, target)
+    except BaseException:
+        _unlink(temp)
+        raise
+    points.at("file-renamed")
+    sync_folder(os.path.dirname(target))  # without this a power cut can undo the rename
+
+
+def publish(path: str, data: bytes, mode: int = 0o640) -> None:
+    """Replace the file at `path` so that no reader sees a part of it, without waiting for the disk.
+
+    For files that can be made again from the ledger: after a power cut the file may be missing,
+    old or cut short.  Raises OSError, leaving the old file and no temp file.
+    """
+    temp = _temp_name(path)
+    try:
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            write_all(fd, data)
+        finally:
+            os.close(fd)
+        os.rename(temp, path)
+    except BaseException:
+        _unlink(temp)
+        raise
+
+
+def adopt(source: str, path: str) -> None:
+    """Give the finished file `source`, in the same file system, the name `path`; both are durable after.
+
+    Raises OSError with `source` still there when it could not be made durable.
+    """
+    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    points.at("output-synced")
+    os.rename(source, path)
+    points.at("output-renamed")
+    sync_folder(os.path.dirname(path))
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte of `data` to `fd`, or raise OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync_folder(folder: str) -> None:
+    """Make the names in `folder` durable (fsync(2): a file's own fsync does not cover its name)."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read(path: str) -> bytes:
+    """Return the bytes of the file at `path`, or raise OSError."""
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _temp_name(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.new")
+
+
+def _rename(temp: str, target: str) -> None:
+    try:
+        os.rename(temp, target)
+    except OSError as exc:
+        if exc.errno != errno.EBUSY:
+            raise
+        raise StateError(
+            f"{target}: cannot be replaced, it is a mount point by itself; "
+            f"mount the folder {os.path.dirname(target)} instead of the single file"
+        ) from exc
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(OSError):  # never made, or the file system is read-only: nothing to tidy
+        os.unlink(path)

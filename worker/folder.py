@@ -1,0 +1,156 @@
+"""The state folder: where the files of a run are, who may work in it, what is done with what cannot be read.
+
+STATE/ledger.db            what was tried and done (and its -wal, -shm)
+STATE/checkpoint.json      the run in one portable file
+STATE/out/STEP             results, whole
+STATE/steps/STEP/          a step's own folder, kept between its attempts
+STATE/log/STEP.NUMBER      the log of an attempt that wrote a lot of it
+STATE/work/                where steps work unless the task says otherwise
+STATE/lock                 held by the one worker; a kernel lock, so a dead worker holds nothing
+RUNTIME/                   sockets; gone with the machine
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import time
+from typing import NamedTuple
+
+from worker.errors import StateError, StateHeld
+
+# struct flock of fcntl(2) on 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
+_FLOCK = "hhqqi4x"
+_SOCKET_PATH_MAX = 107  # unix(7): sun_path is 108 bytes with the closing zero
+
+
+class Places(NamedTuple):
+    """The paths of one run."""
+
+    run: str
+    root: str
+    runtime: str
+
+    @property
+    def ledger(self) -> str:
+        return f"{self.root}/ledger.db"
+
+    @property
+    def checkpoint(self) -> str:
+        return f"{self.root}/checkpoint.json"
+
+    @property
+    def out(self) -> str:
+        return f"{self.root}/out"
+
+    @property
+    def work(self) -> str:
+        return f"{self.root}/work"
+
+    @property
+    def control(self) -> str:
+        return f"{self.runtime}/control"
+
+    def output(self, step: str) -> str:
+        return f"{self.root}/out/{step}"
+
+    def part(self, step: str) -> str:
+        """Where a large output grows until it is whole."""
+        return f"{self.root}/out/.{step}.part"
+
+    def state(self, step: str) -> str:
+        return f"{self.root}/steps/{step}"
+
+    def log(self, step: str, number: int) -> str:
+        return f"{self.root}/log/{step}.{number}"
+
+    def notify(self, place: int) -> str:
+        return f"{self.runtime}/notify.{place}"
+
+
+def prepare(root: str, runtime: str | None) -> str:
+    """Make the folders of the state folder `root`; return the runtime folder, which exists then.
+
+    Raises StateError that names the path which cannot be made or written.
+    """
+    try:
+        os.makedirs(root, mode=0o750, exist_ok=True)
+        for name in ("out", "steps", "log", "work"):
+            os.makedirs(f"{root}/{name}", mode=0o750, exist_ok=True)
+        probe = f"{root}/.writable"
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640))
+        os.unlink(probe)
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT) and os.path.isdir(f"{root}/work"):
+            pass  # a full disk is waited out later, where the waiting can be seen
+        else:
+            raise StateError(
+                f"{exc.filename or root}: the state folder cannot be written: {exc.strerror}",
+                "it must be a folder that this user may write to",
+            ) from exc
+    if runtime is None:
+        runtime = f"{root}/run"
+        if len(f"{runtime}/notify.00000".encode()) > _SOCKET_PATH_MAX:
+            import tempfile  # for the rare folder that lies too deep for a socket's path
+
+            runtime = tempfile.mkdtemp(prefix="agent-")
+    try:
+        os.makedirs(runtime, mode=0o700, exist_ok=True)
+    except OSError as exc:
+        raise StateError(f"{runtime}: the runtime folder cannot be made: {exc.strerror}") from exc
+    return runtime
+
+
+def lock(root: str) -> int:
+    """Take the state folder for this process; return the descriptor that holds it until it is closed.
+
+    The lock is the kernel's (fcntl(2)) and ends with the process, however it ends.  Nothing else in
+    this process may open the lock file: closing any descriptor of it would give the lock up.  Raises
+    StateHeld with the pid of the holder.
+    """
+    fd = os.open(f"{root}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        pid = _holder(fd)
+        os.close(fd)
+        if exc.errno not in (errno.EACCES, errno.EAGAIN):
+            raise StateError(f"{root}/lock: cannot be locked: {exc.strerror}") from exc
+        raise StateHeld(
+            f"{root}: held by another worker, process {pid or 'unknown'}",
+            "stop that one first, or use another state folder",
+        ) from exc
+    return fd
+
+
+def holder(root: str) -> int | None:
+    """Return the pid of the worker that holds the state folder, or None; takes no lock itself.
+
+    0 stands for a process that cannot be seen from here (another pid namespace).
+    """
+    try:
+        fd = os.open(f"{root}/lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return _holder(fd)
+    finally:
+        os.close(fd)
+
+
+def _holder(fd: int) -> int | None:
+    request = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _whence, _start, _length, pid = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, request))
+    return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+def set_aside(path: str, suffixes: tuple[str, ...] = ("",)) -> str:
+    """Rename what cannot be read to `PATH.corrupt-TIME`, with its companions; return the new name."""
+    new = f"{path}.corrupt-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    while os.path.exists(new):
+        new += "+"
+    for suffix in suffixes:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path + suffix, new + suffix)
+    return new
