@@ -1,0 +1,26 @@
+"""Fixtures that every kind of test may use."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support import Worker
+
+MakeWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[MakeWorker]:
+    """Make workers in the test's own folder; whatever still lives at the end is ended."""
+    made: list[Worker] = []
+
+    def make(tasks: str, folder: str = ".", environ: Mapping[str, str] | None = None) -> Worker:
+        place = tmp_path / folder
+        place.mkdir(exist_ok=True)
+        made.append(Worker(place, tasks, environ))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

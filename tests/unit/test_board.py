@@ -1,0 +1,84 @@
+"""The board is derived from the plan and the ledger's rows, whatever happened to either."""
+
+from tests.plans import plan_of, row
+from worker import board as boards
+from worker.clock import Now
+
+NOW = Now(wall=2000.0, monotonic=50.0)
+
+
+def test_finished_steps_are_matched_by_id_wherever_they_stand() -> None:
+    """
+    Case F13: steps inserted, removed and reordered; the done ones stay done.
+    """
+    before = plan_of("a", "b", "c")
+    rows = [row(1, "a", "done", before), row(2, "b", "done", before)]
+    after = plan_of("new", "c", "b")
+
+    found = boards.replay(after, rows, 0, NOW)
+
+    assert [step.id for step in found.board.unfinished()] == ["new", "c"]
+    assert found.gone == 1
+    assert found.changed == []
+
+
+def test_a_changed_definition_is_reported_and_not_done_again() -> None:
+    """
+    Case F13: done means done.
+    """
+    rows = [row(1, "a", "done", plan_of("a", run="old"))]
+    found = boards.replay(plan_of("a", run="new"), rows, 0, NOW)
+    assert found.changed == ["a"]
+    assert found.board.count(boards.DONE) == 1
+
+
+def test_a_mended_step_gets_all_its_attempts_anew() -> None:
+    """
+    Failures of another definition do not count.
+    """
+    old, new = plan_of("a", run="old"), plan_of("a", run="new")
+    rows = [row(1, "a", "failed", old), row(2, "a", "failed", old, number=2, final=True)]
+    assert boards.replay(old, rows, 0, NOW).board.count(boards.FAILED) == 1
+    mended = boards.replay(new, rows, 0, NOW).board
+    assert mended.count(boards.FAILED) == 0
+    assert mended.progress("a") == boards.Progress(number=2, failures=0, retry_at=50.0)
+
+
+def test_failures_from_before_the_last_fresh_start_do_not_count() -> None:
+    """
+    Attempt numbers go on, so that no two attempts of a step bear the same one.
+    """
+    plan = plan_of("a")
+    rows = [row(1, "a", "failed", plan, final=True), row(2, "a", "failed", plan, number=2)]
+    found = boards.replay(plan, rows, 1, NOW)
+    assert found.board.progress("a") == boards.Progress(number=2, failures=1, retry_at=50.0)
+    assert found.board.state("a") == boards.WAITING
+
+
+def test_a_wait_goes_on_where_it_was() -> None:
+    """
+    A back-off survives the worker, on the wall clock.
+    """
+    plan = plan_of("a")
+    found = boards.replay(plan, [row(1, "a", "failed", plan, retry_at=2004.0)], 0, NOW)
+    assert found.board.progress("a").retry_at == 54.0
+
+
+def test_a_clock_that_jumped_back_makes_no_wait_longer() -> None:
+    """
+    Case D7: the wait is never longer than the step's own delay.
+    """
+    plan = plan_of("a")
+    found = boards.replay(plan, [row(1, "a", "failed", plan, retry_at=2000.0 + 3600)], 0, NOW)
+    assert found.board.progress("a").retry_at == 60.0
+
+
+def test_attempts_that_no_worker_closed_are_found() -> None:
+    """
+    Also those of steps that are no longer on the list.
+    """
+    plan = plan_of("a")
+    rows = [row(1, "a", None, plan), row(2, "gone", None, plan)]
+    found = boards.replay(plan, rows, 0, NOW)
+    assert [r.step for r in found.unclosed] == ["a", "gone"]
+    assert found.board.state("a") == boards.WAITING

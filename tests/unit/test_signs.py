@@ -1,0 +1,98 @@
+"""Signs of life: the notify protocol of steps, and limits."""
+
+import array
+import math
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from worker.signs import Limits, NotifySocket, Sign, parse
+
+
+@pytest.mark.parametrize(
+    ("message", "sign"),
+    [
+        (b"WATCHDOG=1", Sign(True, None)),
+        (b"STATUS=half way", Sign(False, "half way")),
+        (b"WATCHDOG=1\nSTATUS=half way\n", Sign(True, "half way")),
+        (b"MAINPID=1\nSTOPPING=1\nREADY=0\nEXIT_STATUS=3", Sign(False, None)),  # case W7
+        (b"WATCHDOG=0", Sign(False, None)),
+        (b"WATCHDOG=trigger", Sign(False, None)),
+        (b"STATUS=\x1b[2J\xff", Sign(False, "\\x1b[2J\ufffd")),
+        (b"", Sign(False, None)),
+        (b"\0\0\0", Sign(False, None)),
+    ],
+)
+def test_messages_mean_what_they_mean_to_systemd(message: bytes, sign: Sign) -> None:
+    """
+    Beats and statuses are understood; everything else changes nothing.
+    """
+    assert parse(message) == sign
+
+
+def test_descriptors_that_come_along_are_closed(tmp_path: Path) -> None:
+    """
+    systemd-notify(1) waits until its BARRIER=1 pipe is closed.
+    """
+    path = str(tmp_path / "notify")
+    listening = NotifySocket(path)
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    read, write = os.pipe()
+    sender.sendmsg(
+        [b"BARRIER=1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [write]))], 0, path
+    )
+    os.close(write)
+    assert listening.receive() == []
+    assert os.read(read, 1) == b"", "the descriptor that was sent is still open"
+    os.close(read)
+    sender.close()
+    listening.close()
+    assert not os.path.exists(path)
+
+
+def test_a_socket_left_by_a_dead_worker_is_replaced(tmp_path: Path) -> None:
+    """
+    SIGKILL leaves the path behind.
+    """
+    path = str(tmp_path / "notify")
+    dead = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    dead.bind(path)
+    dead.close()
+    NotifySocket(path).close()
+
+
+def test_each_limit_has_its_own_clock() -> None:
+    """
+    timeout counts from the start, watchdog from the last beat, stall_after from any sign of life.
+    """
+    limits = Limits(100.0, timeout=60, stall_after=20, watchdog=10)
+    assert limits.deadline() == 110.0
+    limits.beat(109.0)
+    assert limits.deadline() == 119.0
+    limits.sign(118.0)  # output is a sign of life but no beat
+    assert limits.broken(118.9) is None
+    assert limits.broken(119.0) == "watchdog"
+    limits.beat(150.0)
+    assert limits.broken(160.0) == "timeout"
+
+
+def test_no_limits_never_break() -> None:
+    """
+    A step without limits may take for ever.
+    """
+    limits = Limits(0.0, None, None, None)
+    assert limits.deadline() == math.inf
+    assert limits.broken(1e12) is None
+
+
+def test_time_without_the_worker_is_not_charged() -> None:
+    """
+    Case W1: after a pause every limit has as much left as before.
+    """
+    limits = Limits(0.0, timeout=60, stall_after=20, watchdog=10)
+    limits.beat(5.0)
+    limits.excuse(1000.0)
+    assert limits.broken(1014.9) is None
+    assert limits.broken(1015.0) == "watchdog"

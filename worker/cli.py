@@ -1,0 +1,144 @@
+"""agentctl: parse the command line, call one function, print.
+
+Each command imports what it needs when it is called, so that the daemon's start is not slowed by the others.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from worker import __version__
+from worker.errors import FAULT, OK, AgentError
+
+CONFIG_FOLDER = "/etc/agent"
+STATE_FOLDER = "/var/lib"
+DEFAULT_INSTANCE = "agent"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; return its exit status.  What a user did wrong is one line, never a traceback."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except AgentError as exc:
+        print(exc, file=sys.stderr)
+        return exc.exit_status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has seen enough: `agentctl list | head`
+        return OK
+    except KeyboardInterrupt:
+        return FAULT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="agentctl", description="Work through a YAML list of tasks, and see how that stands."
+    )
+    parser.add_argument("--version", action="version", version=f"agent {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="work through the list (this is the daemon)")
+    run.add_argument("config", nargs="?", metavar="CONFIG", help="the task list")
+    _add_state(run)
+    run.set_defaults(command=_run)
+
+    for name, command, text in (
+        ("check", _check, "say what is wrong with a task list"),
+        ("plan", _plan, "print the steps of a task list, in order"),
+    ):
+        sub = commands.add_parser(name, help=text)
+        sub.add_argument("config", nargs="?", metavar="CONFIG", help="the task list")
+        sub.add_argument("--instance", default="", metavar="NAME", help="the list of agent@NAME")
+        sub.set_defaults(command=command)
+
+    status = commands.add_parser("status", help="is it running, is it getting on, is it done")
+    status.add_argument("--json", action="store_true", help="as one JSON object")
+    _add_state(status)
+    status.set_defaults(command=_status)
+
+    steps = commands.add_parser("list", help="print every step and where it stands")
+    _add_state(steps)
+    steps.set_defaults(command=_list)
+
+    log = commands.add_parser("log", help="print what a step wrote, attempt by attempt")
+    log.add_argument("step", metavar="STEP")
+    log.add_argument(
+        "--output", action="store_true", help="the result (standard output) byte for byte, instead"
+    )
+    _add_state(log)
+    log.set_defaults(command=_log)
+    return parser
+
+
+def _add_state(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--state", metavar="DIR", help="the state folder (default: the installed agent's)")
+    where.add_argument("--instance", default="", metavar="NAME", help="the installed agent@NAME")
+
+
+def _config_path(options: argparse.Namespace) -> str:
+    if options.config:
+        return os.path.abspath(str(options.config))
+    return f"{CONFIG_FOLDER}/{options.instance or 'config'}.yaml"
+
+
+def unit(instance: str) -> str:
+    """Return the name of the installed unit, which its folders bear as well."""
+    return f"{DEFAULT_INSTANCE}@{instance}" if instance else DEFAULT_INSTANCE
+
+
+def _state_folder(options: argparse.Namespace) -> str:
+    if options.state:
+        return os.path.abspath(str(options.state))
+    return f"{STATE_FOLDER}/{unit(options.instance)}"
+
+
+def _foreground_state(options: argparse.Namespace, run: str, environ: Mapping[str, str]) -> str:
+    """Return the state folder of a worker: named, given by systemd, the installed one, or the user's own."""
+    if options.state or not (options.config or "STATE_DIRECTORY" in environ):
+        return _state_folder(options)
+    if "STATE_DIRECTORY" in environ:
+        return environ["STATE_DIRECTORY"].split(":")[0]
+    base = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(base, "agent", run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from worker import daemon
+
+    return daemon.run(
+        _config_path(options), lambda run: _foreground_state(options, run, os.environ), os.environ
+    )
+
+
+def _check(options: argparse.Namespace) -> int:
+    from worker import report
+
+    return report.check(_config_path(options), unit(options.instance), installed=not options.config)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from worker import report
+
+    return report.show_plan(_config_path(options))
+
+
+def _status(options: argparse.Namespace) -> int:
+    from worker import report
+
+    name = None if options.state else unit(options.instance)
+    return report.show_status(_state_folder(options), name, as_json=options.json)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from worker import report
+
+    return report.show_list(_state_folder(options))
+
+
+def _log(options: argparse.Namespace) -> int:
+    from worker import report
+
+    return report.show_log(_state_folder(options), options.step, output=options.output)

@@ -1,0 +1,74 @@
+"""A full disk is waited out: the worker says what it waits for, keeps pinging, and goes on when it can."""
+
+import errno
+from collections.abc import Callable
+from typing import TypeVar
+
+from worker import clock
+from worker.errors import StateError
+from worker.journal import ERROR, NOTICE, Journal
+from worker.ledger import StorageFull
+from worker.timespan import show
+
+# After this a person is needed; until then running steps go on and nothing is lost.
+PATIENCE = 6 * 3600.0
+_RETRY = 1.0
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The worker was told to stop while it waited."""
+
+
+class Disk:
+    """Writes that may have to wait."""
+
+    def __init__(self, journal: Journal, wait: Callable[[float], None], stopping: Callable[[], bool]) -> None:
+        """`wait` handles events until a time on the monotonic clock; `stopping` says whether to give up."""
+        self._journal = journal
+        self._wait = wait
+        self._stopping = stopping
+        self.waiting_for: str | None = None
+
+    def persist(self, what: str, action: Callable[[], T]) -> T:
+        """Return `action()`, repeated for as long as the disk is full.  `action` must be all or nothing.
+
+        Raises Stopped when the worker is to stop first, StateError for what no waiting mends or when
+        PATIENCE is spent.
+        """
+        gives_up = clock.monotonic() + PATIENCE
+        while True:
+            try:
+                result = action()
+            except (StorageFull, OSError) as exc:
+                if isinstance(exc, OSError) and exc.errno not in _FULL:
+                    raise StateError(
+                        f"{what}: cannot be written: {exc.strerror}", "mend that, start again"
+                    ) from exc
+                self._tell(what, exc)
+                if clock.monotonic() >= gives_up:
+                    raise StateError(
+                        f"{what}: no space for {show(PATIENCE)}", "make room, start again"
+                    ) from exc
+            else:
+                if self.waiting_for is not None:
+                    self._journal.event("waiting", f"{what}: written; going on", priority=NOTICE)
+                    self.waiting_for = None
+                return result
+            self._pause()
+
+    def _tell(self, what: str, exc: Exception) -> None:
+        if self.waiting_for is None:
+            self.waiting_for = what
+            reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+            text = f"{what}: cannot be written ({reason}); waiting for space, nothing is lost"
+            self._journal.event("waiting", text, priority=ERROR)
+
+    def _pause(self) -> None:
+        retry_at = clock.monotonic() + _RETRY
+        while clock.monotonic() < retry_at:
+            if self._stopping():
+                raise Stopped
+            self._wait(retry_at)

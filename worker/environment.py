@@ -1,0 +1,42 @@
+"""What a step finds in its environment: a service's small set, the task's own, and the worker's."""
+
+from collections.abc import Mapping
+
+from worker import envfile
+from worker.folder import Places
+from worker.plan import Step
+
+# Passed on from the worker's own environment; everything else is the task's to say (env:, env_file:).
+# systemd's own variables (NOTIFY_SOCKET, WATCHDOG_*, LISTEN_*, INVOCATION_ID ...) are not among them.
+_INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR")
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of the worker's own environment that every step gets."""
+    return {name: value for name, value in environ.items() if name in _INHERITED or name.startswith("LC_")}
+
+
+def build(base: Mapping[str, str], step: Step, number: int, places: Places, notify: str) -> dict[str, str]:
+    """Return the whole environment of attempt `number` of `step`.
+
+    Raises ConfigError if an env_file can no longer be read.
+    """
+    env = dict(base)
+    for path in step.task.env_files:
+        env.update(envfile.load(path))
+    env.update(step.task.env)
+    env.update(
+        AGENT_RUN=places.run,
+        AGENT_STEP=step.id,
+        AGENT_ATTEMPT=str(number),
+        AGENT_KEY=f"{places.run}:{step.id}",
+        AGENT_OUT=places.out,
+        STATE_DIRECTORY=places.state(step.id),
+        NOTIFY_SOCKET=notify,
+    )
+    if step.item is not None:
+        env["AGENT_ITEM"] = step.item
+    if step.task.watchdog is not None:
+        # WATCHDOG_PID stays away: whichever process of the step beats is welcome (sd_watchdog_enabled(3)).
+        env["WATCHDOG_USEC"] = str(int(step.task.watchdog * 1e6))
+    return env

@@ -1,0 +1,167 @@
+"""What the worker tells people: events with fields, and the output of steps line by line.
+
+Under systemd both go to the journal: an event with a MESSAGE_ID and AGENT_RUN, AGENT_STEP,
+AGENT_ATTEMPT, AGENT_EVENT; a step's lines under the step's own SYSLOG_IDENTIFIER.  Where the journal
+or the systemd package is missing, the same lines are printed.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+from worker.lines import LINE_MAX
+
+ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6  # priorities of syslog(3)
+
+# What happened, and its id in the journal (journalctl MESSAGE_ID=...).  Ids never change.
+MESSAGE_IDS = {
+    "run-started": "b2524b165d594af49f877165d6a3ca11",
+    "run-done": "8e0a288031724084964cd3875b4a1acb",
+    "run-failed": "92902a84a7b04f679ef218d2355c9dcb",
+    "run-stopped": "671fecfebcbc43a4be65e1348335a345",
+    "nothing-to-do": "af5254dc21764f3fb777744e9f588446",
+    "step-started": "25da9a48ae3f40aeb256b6ba3e4aff6f",
+    "step-done": "22dcbde21e7f4a59ae144ce7a28598fa",
+    "step-failed": "07e1d6de5ad34efba2573f2ebea18f69",
+    "step-retry": "396f6c52977547d1ada22f3c7b1717fe",
+    "step-interrupted": "28761534c586451f8f454b462793a9e5",
+    "step-ending": "be5363fc28ce4327b7c925551458cffb",
+    "leftovers": "57bf8a79479d4b749ca813a7bf45f63d",
+    "waiting": "11bbb3c5561f4bdf8b3d4119e17b515b",
+    "state": "4671d87b5fcb4c39a12b7c709903dabd",
+    "plan-changed": "19d81f544705464ab8cbcdeffe571519",
+    "reloaded": "20cf9916a68b4b47ac18ca60df9d9825",
+    "warning": "502b35831c5440baa1cae4b4328faaee",
+}
+
+Send = Callable[[str, int, Mapping[str, str]], None]
+
+
+class Journal:
+    """The journal of one run."""
+
+    def __init__(self, run: str, send: Send) -> None:
+        self._run = run
+        self._send = send
+
+    def event(
+        self,
+        event: str,
+        message: str,
+        *,
+        step: str | None = None,
+        attempt: int | None = None,
+        priority: int = INFO,
+        **fields: str,
+    ) -> None:
+        """Say what happened.  `event` is a key of MESSAGE_IDS."""
+        entry = {"MESSAGE_ID": MESSAGE_IDS[event], "AGENT_EVENT": event, "AGENT_RUN": self._run, **fields}
+        if step is not None:
+            entry["AGENT_STEP"] = step
+        if attempt is not None:
+            entry["AGENT_ATTEMPT"] = str(attempt)
+        self._send(message, priority, entry)
+
+    def warning(self, message: str) -> None:
+        """Say that something is wrong which the worker survives."""
+        self.event("warning", message, priority=WARNING)
+
+    def output(self, step: str, attempt: int, line: str, priority: int) -> None:
+        """Pass on one line that a step printed."""
+        self._send(
+            line,
+            priority,
+            {
+                "SYSLOG_IDENTIFIER": step,
+                "AGENT_RUN": self._run,
+                "AGENT_STEP": step,
+                "AGENT_ATTEMPT": str(attempt),
+            },
+        )
+
+
+class Ration:
+    """How many lines of a step may go to the journal: a burst, then a steady rate.
+
+    A step that prints a million lines must not push everything else out of the journal; none is
+    lost in its own output file.
+    """
+
+    __slots__ = ("_allowance", "_at", "skipped")
+
+    BURST = 2000
+    PER_SECOND = 100
+
+    def __init__(self, now: float) -> None:
+        self._allowance = float(self.BURST)
+        self._at = now
+        self.skipped = 0
+
+    def take(self, wanted: int, now: float) -> int:
+        """Return how many of `wanted` lines may pass; the others are counted in `skipped`."""
+        self._allowance = min(self.BURST, self._allowance + (now - self._at) * self.PER_SECOND)
+        self._at = now
+        granted = min(wanted, int(self._allowance))
+        self._allowance -= granted
+        self.skipped += wanted - granted
+        return granted
+
+
+def sender(environ: Mapping[str, str]) -> Send:
+    """Return the best way to the reader: the journal, or standard error as this process has it."""
+    if _stderr_is_journal(environ.get("JOURNAL_STREAM", "")):
+        return _journal_sender() or _print_with_priority
+    return _print
+
+
+def _stderr_is_journal(stream: str) -> bool:
+    """Compare JOURNAL_STREAM with standard error, as systemd.exec(5) says."""
+    try:
+        status = os.fstat(2)
+    except OSError:
+        return False
+    return stream == f"{status.st_dev}:{status.st_ino}"
+
+
+def _journal_sender() -> Send | None:
+    try:
+        from systemd import journal
+    except ImportError:
+        return None
+
+    def send(message: str, priority: int, fields: Mapping[str, str]) -> None:
+        try:
+            journal.sendv(
+                f"MESSAGE={message}",
+                f"PRIORITY={priority}",
+                *(
+                    f"{name}={value}"
+                    for name, value in ({"SYSLOG_IDENTIFIER": "agent"} | dict(fields)).items()
+                ),
+            )
+        except OSError:
+            _print_with_priority(message, priority, fields)  # journald is restarting
+
+    return send
+
+
+def _print_with_priority(message: str, priority: int, fields: Mapping[str, str]) -> None:
+    """Write lines as sd-daemon(3) describes: a priority in angle brackets that journald takes off."""
+    _write(f"<{priority}>{_line(message, fields)}\n")
+
+
+def _print(message: str, _priority: int, fields: Mapping[str, str]) -> None:
+    _write(f"{_line(message, fields)}\n")
+
+
+def _line(message: str, fields: Mapping[str, str]) -> str:
+    identifier = fields.get("SYSLOG_IDENTIFIER")
+    return message if identifier is None else f"{identifier}: {message}"[: LINE_MAX + len(identifier)]
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        pass  # the terminal is gone; the ledger has everything that matters

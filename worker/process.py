@@ -1,0 +1,240 @@
+"""A step's process: spawned in a session of its own, and ended with everything it started.
+
+The worker is single-threaded and a "child subreaper" (prctl(2)): a process that a step left behind
+becomes a child of the worker, so none is lost from sight and none stays a zombie.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+_PR_SET_CHILD_SUBREAPER = 36
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+# Python ignores these two; a step starts with the defaults, as a service does.
+_RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class SpawnError(Exception):
+    """The program could not be started; the message says why."""
+
+
+class Child(NamedTuple):
+    """A process that was just spawned, and our ends of its pipes."""
+
+    pid: int
+    stdout: int
+    stderr: int
+
+
+class Found(NamedTuple):
+    """A living process seen in /proc."""
+
+    pid: int
+    parent: int
+    session: int
+    name: str
+    ticks: int  # CPU time used, in clock ticks
+
+
+def become_subreaper() -> None:
+    """Adopt orphans of our descendants from now on (PR_SET_CHILD_SUBREAPER, prctl(2))."""
+    import ctypes  # 1 MB and some milliseconds: not before the worker is ready
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def keep_descriptors() -> None:
+    """Let no descriptor that this process was started with, beyond the standard three, reach a step.
+
+    Python's own are closed on exec anyway (PEP 446); inherited ones are not.
+    """
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor that listdir itself used
+            if int(entry) > 2:
+                os.set_inheritable(int(entry), False)
+
+
+def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Child:
+    """Start `argv` in `cwd` with exactly `env`, in a new session, standard input from /dev/null.
+
+    The child has our pipes as standard output and error and no other descriptor of ours.
+    Raises SpawnError when the program or the folder is not there or may not be used.
+    """
+    program = find_program(argv[0], env.get("PATH", _DEFAULT_PATH), cwd)
+    out_read, out_write = os.pipe2(os.O_CLOEXEC)
+    err_read, err_write = os.pipe2(os.O_CLOEXEC)
+    here = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        os.chdir(cwd)  # posix_spawn(3) has no portable way for this, and we have but one thread
+        pid = os.posix_spawn(
+            program,
+            list(argv),
+            dict(env),
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, out_write, 1),
+                (os.POSIX_SPAWN_DUP2, err_write, 2),
+            ],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_RESET_SIGNALS,
+        )
+    except (OSError, ValueError) as exc:
+        os.close(out_read)
+        os.close(err_read)
+        raise SpawnError(_why(exc, program, cwd)) from exc
+    finally:
+        os.close(out_write)
+        os.close(err_write)
+        os.fchdir(here)
+        os.close(here)
+    os.set_blocking(out_read, False)
+    os.set_blocking(err_read, False)
+    return Child(pid, out_read, err_read)
+
+
+def find_program(name: str, path: str, cwd: str) -> str:
+    """Return the absolute path of the program `name`, looked up as execvp(3) does, or raise SpawnError."""
+    if "/" in name:
+        return os.path.join(cwd, name)
+    for folder in path.split(":"):
+        candidate = os.path.join(cwd, folder, name)
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
+            return candidate
+    raise SpawnError(f"program '{name}' not found in PATH '{path}'")
+
+
+def _why(exc: Exception, program: str, cwd: str) -> str:
+    if not os.path.isdir(cwd):
+        return f"cannot work in '{cwd}': no such folder"
+    if not os.access(cwd, os.X_OK):
+        return f"cannot work in '{cwd}': permission denied"
+    reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+    return f"cannot start '{program}': {reason}"
+
+
+def reap() -> dict[int, int]:
+    """Collect every child that has ended, orphans too; return exit codes by pid (negative: signal)."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = os.waitstatus_to_exitcode(status)
+
+
+def has_children() -> bool:
+    """Return whether the worker has any child, dead or alive, without collecting it."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def family(leader: int, marker: bytes, others: Iterable[int] = ()) -> list[Found]:
+    """Return the living processes that belong to the step whose first process is or was `leader`.
+
+    They are: its session, all descendants of these, and orphans of ours whose environment holds
+    `marker` (an entry such as b"STATE_DIRECTORY=..."), or whose origin nobody can tell while no
+    other step runs (`others`: the leaders of those).
+    """
+    table = {process.pid: process for process in processes()}
+    worker, rivals = os.getpid(), set(others)
+
+    def belongs(process: Found) -> bool:
+        mine = foreign = False
+        link: Found | None = process
+        while link is not None:
+            mine = mine or leader in (link.pid, link.session)
+            foreign = foreign or link.pid in rivals or link.session in rivals
+            if link.parent == worker:
+                return mine or (not foreign and (not rivals or has_marker(link.pid, marker)))
+            link = table.get(link.parent)
+        return False  # not a descendant of ours: at most a process that was given a pid anew
+
+    return [process for process in table.values() if belongs(process)]
+
+
+def strays(markers: Iterable[bytes]) -> list[Found]:
+    """Return the living processes of this user, anywhere, whose environment holds one of `markers`.
+
+    This is how a new worker finds what a dead one left running.
+    """
+    wanted = list(markers)
+    return [
+        process
+        for process in processes()
+        if process.pid != os.getpid() and any(has_marker(process.pid, marker) for marker in wanted)
+    ]
+
+
+def has_marker(pid: int, marker: bytes) -> bool:
+    """Return whether process `pid` was started with the environment entry `marker`."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return marker in file.read().split(b"\0")
+    except OSError:
+        return False  # gone, or another user's
+
+
+def processes() -> list[Found]:
+    """Return every process that has not ended (zombies are left out), from proc(5)."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            process = _look(int(entry))
+            if process is not None:
+                found.append(process)
+    return found
+
+
+def _look(pid: int) -> Found | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return None
+    # "pid (name) state ppid pgrp session ...": the name may itself hold spaces and parentheses.
+    start, end = text.index("("), text.rindex(")")
+    fields = text[end + 2 :].split()
+    if fields[0] in "ZX":
+        return None
+    ticks = sum(int(fields[i]) for i in (11, 12, 13, 14))  # utime, stime, and those of waited-for children
+    return Found(pid, int(fields[1]), int(fields[3]), text[start + 1 : end], ticks)
+
+
+def send(processes: Iterable[Found], number: int) -> None:
+    """Send a signal to each of `processes`; one that is gone, or not ours to signal, is passed over."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process.pid, number)
+
+
+def terminate(processes: Iterable[Found]) -> None:
+    """Ask `processes` to end, waking those that are stopped, as systemd does (systemd.kill(5))."""
+    targets = list(processes)
+    send(targets, signal.SIGTERM)
+    send(targets, signal.SIGCONT)
+
+
+def describe(pid: int) -> str:
+    """Return the state and kernel wait channel of `pid` as one line, as far as they can be read."""
+    parts = []
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file,
+    ):
+        for line in file:
+            if line.startswith(("State:", "VmRSS:", "Threads:")):
+                parts.append(" ".join(line.split()))
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", encoding="ascii") as file:
+        parts.append(f"wchan: {file.read() or '-'}")
+    return ", ".join(parts)

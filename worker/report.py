@@ -1,0 +1,255 @@
+"""What agentctl shows: the state of a run seen from outside, without disturbing it.
+
+The ledger is read without a lock; a living worker is asked through its control socket.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from worker import board as boards
+from worker import clock, config, control, folder, ledger, plan, sandbox, status, unit
+from worker.clock import Now
+from worker.errors import OK, AgentError, StateError
+from worker.folder import Places
+from worker.ledger import Row
+from worker.ledger.sqlite import SqliteLedger
+from worker.signs import printable
+from worker.timespan import show
+
+
+def check(path: str, unit_name: str, installed: bool) -> int:
+    """Say what is wrong with the task list at `path`, or that nothing is."""
+    settings = config.load(path)
+    steps = plan.build(settings)
+    if installed:
+        unit.check(steps, unit_name)
+    else:
+        sandbox.check(steps)
+    print(f"{path}: {len(settings.tasks)} tasks, {len(steps.steps)} steps, run '{settings.run}'")
+    return OK
+
+
+def show_plan(path: str) -> int:
+    """Print the steps of the task list at `path` in order, each with its command."""
+    for step in plan.build(config.load(path)).steps:
+        command = step.task.run if isinstance(step.task.run, str) else " ".join(step.argv())
+        first, *more = command.strip().splitlines()
+        print(f"{step.id}\t{first}{' ...' if more else ''}")
+    return OK
+
+
+def show_status(root: str, unit_name: str | None, as_json: bool) -> int:
+    """Print how the run in the state folder `root` stands."""
+    found = look(root)
+    if unit_name is not None:
+        found["unit"] = unit.state(unit_name)
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        _print_status(found)
+    return OK
+
+
+def look(root: str) -> dict[str, Any]:
+    """Return how the run in `root` stands: what its living worker says, else what the ledger says.
+
+    `worker.state` is "active", "silent" (it lives and does not answer: stopped or hanging) or "absent".
+    """
+    store = _open(root)
+    try:
+        pid = folder.holder(root)
+        if pid is not None:
+            answer = _ask(store.fact("runtime"))
+            if answer is not None:
+                return answer
+        return _from_ledger(store, pid)
+    finally:
+        store.close()
+
+
+def _open(root: str) -> SqliteLedger:
+    path = Places("", root, "").ledger
+    try:
+        return SqliteLedger.open(path, read_only=True)
+    except FileNotFoundError:
+        if not os.access(root, os.X_OK) and os.path.isdir(root):
+            raise StateError(f"{root}: may not be read by this user", "use sudo, or join its group") from None
+        raise StateError(
+            f"{root}: no run has been started here", "start one: systemctl start agent"
+        ) from None
+    except ledger.StorageFull as exc:
+        raise StateError(f"{path}: cannot be read: {exc}", "use sudo, or join its group") from exc
+    except ledger.LedgerCorrupt as exc:
+        raise StateError(f"{path}: cannot be read: {exc}", "starting the agent sets it aside") from exc
+
+
+def _ask(runtime: str | None) -> dict[str, Any] | None:
+    try:
+        return control.ask(Places("", "", runtime or "").control)
+    except OSError:
+        return None
+
+
+def _from_ledger(store: SqliteLedger, pid: int | None) -> dict[str, Any]:
+    """Return the same facts as a worker's own answer, from the rows alone."""
+    done: set[str] = set()
+    failed: set[str] = set()
+    current: list[dict[str, Any]] = []
+    newest = 0.0
+    counted_from = int(store.fact("counted_from") or 0)
+    for row in store.rows():
+        newest = max(newest, row.ended or row.started)
+        if row.outcome == ledger.DONE:
+            done.add(row.step)
+        elif row.outcome is None:
+            since = clock.stamp(row.started)
+            current.append({"step": row.step, "attempt": row.number, "since": since, "status": None})
+        elif row.final and row.seq > counted_from:
+            failed.add(row.step)
+    failed -= done
+    total, gone = int(store.fact("total") or 0), int(store.fact("gone") or 0)
+    state = store.fact("state") or "running"
+    if pid is None and state == "running":
+        state = "stopped"
+    finished = len(done) - gone  # of the steps that are on the list now
+    waiting = max(0, total - finished - len(failed) - len(current))
+    return {
+        "run": store.fact("run"),
+        "status": state,
+        "steps": status.counts(total, finished, len(failed), waiting),
+        "current": current,
+        "waiting_for": None,
+        "updated": clock.stamp(newest) if newest else None,
+        "last_sign_age": None,
+        "worker": {
+            "state": "absent" if pid is None else "silent",
+            "pid": pid,
+            "version": store.fact("version"),
+        },
+    }
+
+
+def _print_status(found: dict[str, Any]) -> None:
+    steps, worker = found["steps"], found["worker"]
+    line = f"run {found['run']}: {found['status']}, {steps['done']}/{steps['total']} done"
+    if steps["failed"]:
+        line += f", {steps['failed']} failed"
+    print(line)
+    pid = f", process {worker['pid']}" if worker["pid"] else ""
+    print(f"worker: {_WORKER[worker['state']]}{pid}, version {worker['version']}")
+    for step in found["current"]:
+        said = f" · {printable(step['status'])}" if step["status"] else ""
+        age = step.get("last_sign_age")
+        sign = f" · last sign of life {show(age)} ago" if age is not None else ""
+        print(f"  {step['step']}, attempt {step['attempt']}, since {step['since']}{sign}{said}")
+    if found["waiting_for"]:
+        print(f"waiting for space: {found['waiting_for']}")
+    unit_state = found.get("unit")
+    if unit_state and unit_state.get("hint"):
+        print(f"unit: {unit_state['state']}; {unit_state['hint']}")
+    print(f"updated: {found['updated'] or 'never'}")
+
+
+_WORKER = {"active": "working", "silent": "does not answer (stopped, or hanging)", "absent": "not running"}
+
+
+def show_list(root: str) -> int:
+    """Print every step of the list, and those the ledger knows besides, with its state."""
+    store = _open(root)
+    try:
+        rows = list(store.rows())
+        path = store.fact("config") or ""
+        counted_from = int(store.fact("counted_from") or 0)
+    finally:
+        store.close()
+    last: dict[str, Row] = {}
+    for row in rows:
+        if row.outcome == ledger.DONE or row.step not in last or last[row.step].outcome != ledger.DONE:
+            last[row.step] = row
+    names = list(last)
+    try:
+        steps = plan.build(config.load(path))
+    except AgentError as exc:
+        print(f"the task list cannot be read, these are the steps tried so far: {exc}", file=sys.stderr)
+    else:
+        board = boards.replay(steps, rows, counted_from, Now(0.0, 0.0)).board
+        waiting = {step.id for step in steps.steps if board.state(step.id) == boards.WAITING}
+        names = [step.id for step in steps.steps] + [name for name in last if name not in steps.by_id]
+        for name in names:
+            print(_list_line(name, last.get(name), name in waiting))
+        return OK
+    for name in names:
+        print(_list_line(name, last[name], waiting=False))
+    return OK
+
+
+def _list_line(name: str, row: Row | None, waiting: bool) -> str:
+    if row is None:
+        return f"waiting  {name}"
+    if row.outcome is None:
+        return f"running  {name}  attempt {row.number} since {clock.stamp(row.started)}"
+    if row.outcome == ledger.DONE:
+        return f"done     {name}  {clock.stamp(row.ended or 0)} in {_took(row)}{_tries(row)}"
+    state = "waiting" if waiting else "failed"
+    return f"{state:<8} {name}  attempt {row.number} {row.outcome}: {row.cause}"
+
+
+def _took(row: Row) -> str:
+    return show(max(0.0, (row.ended or row.started) - row.started))
+
+
+def _tries(row: Row) -> str:
+    return f", attempt {row.number}" if row.number > 1 else ""
+
+
+def show_log(root: str, step: str, output: bool) -> int:
+    """Print what `step` wrote to standard error, attempt by attempt; or its result, byte for byte."""
+    store = _open(root)
+    try:
+        rows = [row for row in store.rows() if row.step == step]
+        if not rows:
+            raise AgentError(f"'{step}': no attempt of this step is in {root}", "see 'agentctl list'")
+        places = Places("", root, "")
+        if output:
+            _copy(store.output(_best(rows).seq), places.output(step))
+            return OK
+        for row in rows:
+            sys.stdout.write(f"== attempt {row.number}, {clock.stamp(row.started)}: {_ended(row)}\n")
+            sys.stdout.flush()
+            log = store.log(row.seq)
+            _copy(log if len(log) == row.log_size else None, places.log(step, row.number))
+            if row.outcome != ledger.DONE and row.output_size:
+                sys.stdout.write("-- standard output:\n")
+                sys.stdout.flush()
+                _copy(store.output(row.seq), places.output(step))
+    finally:
+        store.close()
+    return OK
+
+
+def _best(rows: list[Row]) -> Row:
+    return next((row for row in rows if row.outcome == ledger.DONE), rows[-1])
+
+
+def _ended(row: Row) -> str:
+    if row.outcome is None:
+        return "running, or cut off; its log is kept when it ends"
+    cause = f": {row.cause}" if row.cause else ""
+    return f"{row.outcome} in {_took(row)}{cause}"
+
+
+def _copy(data: bytes | None, path: str) -> None:
+    """Write `data`, or the file at `path` if that is where it lies, to standard output."""
+    out = sys.stdout.buffer
+    if data is not None:
+        out.write(data)
+    else:
+        try:
+            with open(path, "rb") as file:
+                while chunk := file.read(1 << 20):
+                    out.write(chunk)
+        except OSError as exc:
+            print(f"[{path}: {exc.strerror}]", file=sys.stderr)
+    out.flush()

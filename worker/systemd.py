@@ -1,0 +1,107 @@
+"""The worker's line to systemd: readiness, watchdog, status.  Nothing else talks to PID 1.
+
+Outside a service, or where the sdnotify package is missing, every call does nothing.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+WATCHDOG_VARIABLES = ("WATCHDOG_USEC", "WATCHDOG_PID")
+# PID 1 spends about 50 us on a status and its other senders queue behind it.
+_STATUS_EVERY = 0.5
+# A socket that is full must not hold up a step; the next ping comes in a few seconds anyway.
+_SEND_TIMEOUT = 0.04
+
+
+class Notifier:
+    """sd_notify(3) for one worker process."""
+
+    def __init__(self, environ: Mapping[str, str], warn: Callable[[str], None]) -> None:
+        """Read NOTIFY_SOCKET and WATCHDOG_* from `environ`; `warn` is told of what is wrong, once each."""
+        self._warn = warn
+        self._warned = False
+        self._status: str | None = None
+        self._status_at = float("-inf")
+        self._socket = _connect(environ, warn)
+        self.interval = watchdog_interval(environ, os.getpid(), warn) if self._socket else None
+
+    def ready(self, status: str) -> None:
+        self._send(f"READY=1\nSTATUS={status}")
+
+    def ping(self) -> None:
+        self._send("WATCHDOG=1")
+
+    def status(self, text: str, now: float) -> None:
+        """Show `text` in `systemctl status`; texts that come too fast are dropped, the newest is kept."""
+        self._status = text
+        self.flush(now)
+
+    def flush(self, now: float) -> float | None:
+        """Send a status that was held back if its time has come; return when to call again, or None."""
+        if self._status is None or self._socket is None:
+            return None
+        if now < self._status_at + _STATUS_EVERY:
+            return self._status_at + _STATUS_EVERY
+        self._send(f"STATUS={self._status}")
+        self._status, self._status_at = None, now
+        return None
+
+    def stopping(self, status: str, seconds: float) -> None:
+        """Say that the worker is ending and may need `seconds` more for it."""
+        self._status = None
+        self._send(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+
+    def starting(self, seconds: float) -> None:
+        """Ask for `seconds` more before READY=1 is due."""
+        self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+
+    def reloading(self) -> None:
+        """Say that the configuration is being read again; `ready` ends it."""
+        self._send("RELOADING=1")
+
+    def _send(self, message: str) -> None:
+        if self._socket is None:
+            return
+        try:
+            # sdnotify encodes as Latin-1; systemd wants UTF-8: let the bytes pass unchanged.
+            self._socket.notify(message.encode().decode("latin-1"))
+        except OSError as exc:
+            if not self._warned:
+                self._warned = True
+                self._warn(f"systemd does not take our messages ({exc}); going on without")
+
+
+def _connect(environ: Mapping[str, str], warn: Callable[[str], None]) -> Any | None:
+    if not environ.get("NOTIFY_SOCKET"):
+        return None
+    try:
+        import sdnotify
+    except ImportError:
+        warn("NOTIFY_SOCKET is set but the sdnotify package is missing; systemd will not hear from us")
+        return None
+    try:
+        notifier = sdnotify.SystemdNotifier(debug=True)  # debug: raise instead of swallowing errors
+    except OSError as exc:
+        warn(f"NOTIFY_SOCKET cannot be reached ({exc}); going on without")
+        return None
+    notifier.socket.settimeout(_SEND_TIMEOUT)
+    return notifier
+
+
+def watchdog_interval(environ: Mapping[str, str], pid: int, warn: Callable[[str], None]) -> float | None:
+    """Return how often to ping, in seconds, or None for not at all (sd_watchdog_enabled(3)).
+
+    A third of WATCHDOG_USEC: two pings may be late before systemd loses patience.
+    """
+    usec = environ.get("WATCHDOG_USEC")
+    if usec is None:
+        return None
+    if not (usec.isascii() and usec.isdigit() and 0 < int(usec) < 2**63):
+        warn(f"WATCHDOG_USEC '{usec}' is not a number of microseconds; sending no watchdog pings")
+        return None
+    owner = environ.get("WATCHDOG_PID")
+    if owner is not None and owner != str(pid):
+        warn(f"WATCHDOG_PID '{owner}' is another process than this one ({pid}); sending no watchdog pings")
+        return None
+    return int(usec) / 1e6 / 3

@@ -1,0 +1,120 @@
+"""The installed unit seen from outside: how it stands, and what its sandbox would let a step do.
+
+Read with systemctl(1); without systemd there is nothing to say.
+"""
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterable
+from typing import Any
+
+from worker.errors import ConfigError, Problem
+from worker.plan import Plan
+
+_HIDDEN_BY_PROTECT_HOME = ("/home", "/root", "/run/user")  # systemd.exec(5)
+
+
+def properties(name: str, *wanted: str) -> dict[str, str]:
+    """Return properties of a unit; empty where systemd does not run or does not know it."""
+    import subprocess
+
+    try:
+        shown = subprocess.run(
+            ["systemctl", "show", f"{name}.service", "-p", ",".join(wanted)],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+
+
+def state(name: str) -> dict[str, Any] | None:
+    """Return how the unit stands, with the command that brings it back if it has failed."""
+    found = properties(name, "ActiveState", "SubState", "Result", "NRestarts", "ExecMainStatus")
+    if not found:
+        return None
+    hint = None
+    if found.get("ActiveState") == "failed":
+        if found.get("Result") == "start-limit-hit":
+            hint = f"too many restarts; systemctl reset-failed {name} && systemctl start {name}"
+        else:
+            code = found.get("ExecMainStatus")
+            hint = f"exit status {code}; journalctl -u {name} says why; systemctl start {name}"
+    return {
+        "state": f"{found.get('ActiveState')} ({found.get('SubState')})",
+        "result": found.get("Result"),
+        "restarts": int(found.get("NRestarts") or 0),
+        "hint": hint,
+    }
+
+
+def check(plan: Plan, name: str) -> None:
+    """Raise ConfigError with every `cwd` that the unit's user and sandbox would not let a step write."""
+    found = properties(
+        name, "User", "Group", "ProtectSystem", "ProtectHome", "ReadWritePaths", "BindPaths", "StateDirectory"
+    )
+    problems: dict[str, Problem] = {}
+    for step in plan.steps:
+        path, mark = step.task.cwd, step.task.cwd_mark
+        if path is None or path in problems:
+            continue
+        what = _obstacle(path, found)
+        if what:
+            hint = f"open it with: sudo make install USER={_owner(path)} WORKDIR={path}"
+            problems[path] = Problem(mark, f"cwd: '{path}' {what}", hint)
+    if problems:
+        raise ConfigError(problems.values())
+
+
+def _obstacle(path: str, unit: dict[str, str]) -> str | None:
+    if not os.path.isdir(path):
+        return "is not a folder"
+    if unit.get("ProtectHome") in ("yes", "tmpfs", "read-only") and _below(path, _HIDDEN_BY_PROTECT_HOME):
+        opened = [entry.split(":")[0] for entry in unit.get("BindPaths", "").split()]
+        if not _below(path, opened):
+            return "is hidden from the unit (ProtectHome=)"
+    if unit.get("ProtectSystem") == "strict":
+        opened = [entry.lstrip("-+") for entry in unit.get("ReadWritePaths", "").split()]
+        opened += [f"/var/lib/{entry}" for entry in unit.get("StateDirectory", "").split()]
+        if not _below(path, opened):
+            return "is read-only for the unit (ProtectSystem=strict)"
+    user = unit.get("User")
+    if user and not _may_write(path, user):
+        return f"may not be written by the unit's user '{user}'"
+    return None
+
+
+def _below(path: str, folders: Iterable[str]) -> bool:
+    real = os.path.realpath(path)
+    return any(real == folder or real.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def _may_write(path: str, user: str) -> bool:
+    """Return whether the permission bits let `user` write and enter the folder."""
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        return True  # systemd will say so better than we can
+    if entry.pw_uid == 0:
+        return True
+    status = os.stat(path)
+    groups = {entry.pw_gid, *(group.gr_gid for group in grp.getgrall() if user in group.gr_mem)}
+    if status.st_uid == entry.pw_uid:
+        wanted = stat.S_IWUSR | stat.S_IXUSR
+    elif status.st_gid in groups:
+        wanted = stat.S_IWGRP | stat.S_IXGRP
+    else:
+        wanted = stat.S_IWOTH | stat.S_IXOTH
+    return status.st_mode & wanted == wanted
+
+
+def _owner(path: str) -> str:
+    try:
+        return pwd.getpwuid(os.stat(path).st_uid).pw_name
+    except (OSError, KeyError):
+        return "name"

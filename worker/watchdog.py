@@ -1,0 +1,70 @@
+"""Waiting under the watchdog: the one place where the worker waits, and the one place where it pings.
+
+systemd is pinged from the code that drives the steps, while every running step is within its limits;
+no thread and no timer pings by itself.  A pause of the worker (a frozen machine, SIGSTOP) is noticed
+here: the first thing afterwards is a ping, and no step is charged for the time.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from worker import clock
+from worker.attempt import Attempt
+from worker.events import Events
+from worker.systemd import Notifier
+
+# Waking this much later than asked means that the worker did not run; a busy machine is not that slow.
+_PAUSE = 0.5
+# A pause is noticed to within this share of the shortest limit in force, and at least this often.
+_SLICES = 8
+_SLICE_MIN, _SLICE_MAX = 0.25, 10.0
+
+
+class Watchdog:
+    """Waits for events and keeps systemd's watchdog fed for as long as that is honest."""
+
+    def __init__(self, events: Events, notifier: Notifier, running: Mapping[str, Attempt]) -> None:
+        self._events = events
+        self._notifier = notifier
+        self._running = running
+        self._ping_at = -math.inf
+
+    def wait(self, until: float) -> None:
+        """Handle events until something has happened or `until` (monotonic clock) has come.
+
+        Limits of running steps are enforced meanwhile.  Returns early rather than late: the caller
+        looks at the state of things again.
+        """
+        now = clock.monotonic()
+        wake_at = min(until, self._notifier.flush(now) or math.inf, now + self._slice())
+        wake_at = min(wake_at, self._ping_at if self._notifier.interval else math.inf)
+        wake_at = min(wake_at, *(attempt.deadline() for attempt in self._running.values()), math.inf)
+        ready = self._events.poll(None if wake_at == math.inf else max(0.0, wake_at - now))
+        late = self._events.now - max(now, wake_at)
+        if late > _PAUSE:
+            self._after_pause(late)
+        self._events.handle(ready)
+        now = clock.monotonic()
+        for attempt in list(self._running.values()):
+            if now >= attempt.deadline():
+                attempt.tick(now)
+        self.ping(now)
+
+    def ping(self, now: float) -> None:
+        """Ping if it is time and every running step is within its limits."""
+        if self._notifier.interval and now >= self._ping_at and _all_well(self._running.values(), now):
+            self._notifier.ping()
+            self._ping_at = now + self._notifier.interval
+
+    def _after_pause(self, seconds: float) -> None:
+        self._notifier.ping()
+        for attempt in self._running.values():
+            attempt.excuse(seconds)
+
+    def _slice(self) -> float:
+        shortest = min((a.limits.shortest() for a in self._running.values()), default=math.inf)
+        return math.inf if shortest == math.inf else min(max(shortest / _SLICES, _SLICE_MIN), _SLICE_MAX)
+
+
+def _all_well(attempts: Iterable[Attempt], now: float) -> bool:
+    return all(attempt.within_limits(now) for attempt in attempts)
