@@ -1,0 +1,314 @@
+"""install.sh, staged below DESTDIR: what it writes, what it refuses, and that it leaves the system alone."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2]
+UNITS = "usr/local/lib/systemd/system"
+DROPIN = "etc/systemd/system/agent.service.d/50-workdir.conf"
+FORBIDDEN = ["systemctl", "useradd", "userdel", "chown", "chgrp", "restorecon"]
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _distribution_has_the_packages() -> bool:
+    probe = ["/usr/bin/python3", "-I", "-c", "import sys, yaml, sdnotify; assert sys.version_info >= (3, 11)"]
+    return Path(probe[0]).exists() and subprocess.run(probe, capture_output=True).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(
+    not _distribution_has_the_packages(),
+    reason="/usr/bin/python3 lacks python3-yaml or python3-sdnotify, so staging would download them",
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run install.sh with a PATH in which touching the system is a failure that leaves a trace."""
+    poison = tmp_path / "poison"
+    poison.mkdir()
+    for name in FORBIDDEN:
+        (poison / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"{tmp_path}/forbidden"\nexit 97\n')
+        (poison / name).chmod(0o755)
+
+    def run(*args: str, source: Path = SOURCE, **env: str) -> subprocess.CompletedProcess[str]:
+        env = {"PATH": f"{poison}:{os.environ['PATH']}", "DESTDIR": f"{tmp_path}/dest dir", **env}
+        done = subprocess.run(["sh", source / "install.sh", *args], env=env, capture_output=True, text=True)
+        assert not (tmp_path / "forbidden").exists(), (tmp_path / "forbidden").read_text()
+        return done
+
+    return run
+
+
+@pytest.fixture
+def dest(tmp_path: Path) -> Path:
+    return tmp_path / "dest dir"
+
+
+def snapshot(root: Path) -> dict[str, object]:
+    """Every path below `root` with mode, times and bytes: equal means untouched."""
+    found: dict[str, object] = {}
+    for path in sorted(root.rglob("*")):
+        stat = path.lstat()
+        content: object = None
+        if path.is_symlink():
+            content = os.readlink(path)
+        elif path.is_file():
+            content = path.read_bytes()
+        found[str(path.relative_to(root))] = (stat.st_mode, stat.st_mtime_ns, stat.st_ino, content)
+    return found
+
+
+def copy_of_source(to: Path) -> Path:
+    """A source folder a test may change."""
+    ignore = shutil.ignore_patterns(".git", ".venv", ".agent", "__pycache__", ".*_cache", "tests")
+    return Path(shutil.copytree(SOURCE, to, ignore=ignore, symlinks=True))
+
+
+def test_staging_writes_a_whole_program_and_leaves_the_system_alone(run: Run, dest: Path) -> None:
+    done = run("install")
+
+    assert done.returncode == 0, done.stderr
+    current = dest / "usr/local/lib/agent/current"
+    imported = subprocess.run(
+        [current / "bin/python", "-IB", "-c", "import worker, yaml, sdnotify; print(worker.__file__)"],
+        capture_output=True,
+        text=True,
+    )
+    assert imported.stdout.startswith(str(dest)), imported.stderr
+    assert (dest / "usr/local/bin/agentctl").stat().st_mode & 0o777 == 0o755
+    assert (dest / "etc/agent").stat().st_mode & 0o777 == 0o750
+    assert (dest / "etc/agent/config.d").is_dir()
+    assert (dest / "etc/agent/config.yaml").read_bytes() == (SOURCE / "config.example.yaml").read_bytes()
+    assert not (dest / DROPIN).exists()
+    for unit in ("agent.service", "agent@.service", "agent.path"):
+        path = dest / UNITS / unit
+        assert path.read_bytes() == (SOURCE / "units" / unit.replace("@", "")).read_bytes()
+        assert not path.is_symlink(), "a template that is a link to a plain unit is not loaded"
+
+
+def test_nothing_staged_names_the_staging_folder(run: Run, dest: Path) -> None:
+    run("install")
+
+    named = [
+        p
+        for p in dest.rglob("*")
+        if p.is_file() and not p.is_symlink() and str(dest).encode() in p.read_bytes()
+    ]
+    assert named == []
+
+
+def test_i6_second_install_changes_no_bytes(run: Run, dest: Path) -> None:
+    run("install")
+    before = snapshot(dest)
+
+    done = run("install")
+
+    assert done.stdout == "nothing changed\n"
+    assert snapshot(dest) == before
+
+
+def test_upgrade_flips_current_keeps_the_previous_release_and_edited_config(
+    run: Run, dest: Path, tmp_path: Path
+) -> None:
+    source = copy_of_source(tmp_path / "source")
+    releases = dest / "usr/local/lib/agent/releases"
+    current = dest / "usr/local/lib/agent/current"
+    config = dest / "etc/agent/config.yaml"
+    seen: list[str] = []
+    for n in range(3):
+        with open(source / "worker/__init__.py", "a") as f:
+            f.write(f"# change {n}\n")
+        assert run("install", source=source).returncode == 0
+        config.write_text("run: mine\n")
+        seen.append(current.resolve().name)
+
+    assert len(set(seen)) == 3
+    assert sorted(p.name for p in releases.iterdir()) == sorted(seen[1:])
+    assert config.read_text() == "run: mine\n"
+
+
+def test_a_failed_upgrade_leaves_the_installed_program_as_it_was(
+    run: Run, dest: Path, tmp_path: Path
+) -> None:
+    run("install")
+    before = snapshot(dest / "usr/local/lib/agent/current/")
+    source = copy_of_source(tmp_path / "source")
+    (source / "worker/__init__.py").write_text("raise RuntimeError('broken on purpose')\n")
+
+    done = run("install", source=source)
+
+    assert done.returncode == 1
+    assert "broken on purpose" in done.stderr
+    assert snapshot(dest / "usr/local/lib/agent/current/") == before
+    assert len(list((dest / "usr/local/lib/agent/releases").iterdir())) == 1
+
+
+def test_installing_does_not_write_into_the_source_folder(run: Run, tmp_path: Path) -> None:
+    source = copy_of_source(tmp_path / "source")
+    before = snapshot(source)
+
+    assert run("install", source=source).returncode == 0
+
+    assert snapshot(source) == before
+
+
+def test_i7_workdir_with_spaces_percent_and_dollar(run: Run, dest: Path) -> None:
+    done = run(
+        "install", "--user", "someone", "--workdir", "/home/someone/my 100%i $HOME", "--workdir", "/workspace"
+    )
+
+    assert done.returncode == 0, done.stderr
+    lines = (dest / DROPIN).read_text().splitlines()
+    assert "User=someone" in lines
+    assert "Group=someone" in lines
+    assert 'BindPaths="/home/someone/my 100%%i $HOME"' in lines
+    assert 'ReadWritePaths="/home/someone/my 100%%i $HOME"' in lines
+    assert 'ReadWritePaths="/workspace"' in lines
+    assert 'BindPaths="/workspace"' not in lines
+    assert "TemporaryFileSystem=/home:ro,mode=0755 /root:ro,mode=0755 /run/user:ro,mode=0755" in lines
+
+
+@pytest.mark.parametrize("path", ["relative", "/a:b", '/a"b', "/a'b", "/a\\b", "/a\nb", "/", "/home", "/etc"])
+def test_i7_workdir_that_cannot_be_opened_is_refused_up_front(run: Run, dest: Path, path: str) -> None:
+    done = run("install", "--workdir", path)
+
+    assert done.returncode == 1
+    assert "--workdir" in done.stderr
+    assert list(dest.iterdir()) == []
+
+
+def test_workdir_outside_home_leaves_home_closed(run: Run, dest: Path) -> None:
+    run("install", "--user", "someone", "--workdir", "/workspace/home/x")
+
+    text = (dest / DROPIN).read_text()
+    assert "ProtectHome" not in text
+    assert "BindPaths" not in text
+
+
+def test_later_install_without_options_keeps_the_dropin(run: Run, dest: Path) -> None:
+    run("install", "--user", "someone", "--workdir", "/workspace")
+    before = (dest / DROPIN).read_text()
+
+    done = run("install")
+
+    assert done.stdout == "nothing changed\n"
+    assert (dest / DROPIN).read_text() == before
+
+
+def test_without_root_it_refuses_and_says_sudo(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "poison/id").write_text("#!/bin/sh\necho 1000\n")
+    (tmp_path / "poison/id").chmod(0o755)
+
+    for command in ("install", "uninstall", "purge"):
+        done = run(command, DESTDIR="")
+        assert done.returncode == 1
+        assert f"sudo make {command}" in done.stderr
+        assert done.stdout == ""
+
+
+def test_a_python_that_is_too_old_is_named(run: Run, dest: Path, tmp_path: Path) -> None:
+    old = tmp_path / "python3"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.2"\nexit 1\n')
+    old.chmod(0o755)
+
+    done = run("install", PYTHON=str(old))
+
+    assert done.returncode == 1
+    assert "3.11 or newer" in done.stderr
+    assert "3.9.2" in done.stderr
+    assert list(dest.iterdir()) == []
+
+
+def test_i3_vanished_interpreter_is_one_clear_line(run: Run, dest: Path) -> None:
+    run("install")
+    agentctl = dest / "usr/local/bin/agentctl"
+    lib = f"{dest}/usr/local/lib/agent"
+    agentctl.write_text(agentctl.read_text().replace("/usr/local/lib/agent/current", f"'{lib}/current'"))
+    python = dest / "usr/local/lib/agent/current/bin/python"
+    python.unlink()
+    python.symlink_to("/usr/bin/python3.0")
+
+    done = subprocess.run([agentctl, "status"], capture_output=True, text=True)
+
+    assert done.returncode == 78
+    assert done.stderr.count("\n") == 1
+    assert "make install" in done.stderr
+    python.unlink()
+    assert run("install").returncode == 0, "installing again mends it"
+    assert python.exists()
+
+
+def test_uninstall_keeps_config_and_state_and_purge_does_not(run: Run, dest: Path) -> None:
+    run("install", "--user", "someone", "--workdir", "/workspace")
+    for state in ("agent", "agent@nightly"):
+        (dest / "var/lib" / state).mkdir(parents=True)
+
+    done = run("uninstall")
+
+    assert done.returncode == 0, done.stderr
+    for kept in ("/etc/agent", "/var/lib/agent", "/var/lib/agent@nightly"):
+        assert f"kept {kept}\n" in done.stdout
+        assert (dest / kept[1:]).is_dir()
+    assert not (dest / "usr/local/lib/agent").exists()
+    assert not (dest / "usr/local/bin/agentctl").exists()
+    assert not (dest / UNITS).exists()
+
+    assert run("purge").returncode == 0
+    assert [p for p in dest.rglob("*") if not p.is_dir()] == []
+    assert not (dest / "etc/agent").exists()
+    assert not (dest / "var/lib/agent").exists()
+
+
+def test_the_lock_covers_what_the_project_asks_for() -> None:
+    """The runtime section is what the installer trusts: pinned, hashed, and nothing else in it."""
+    import tomllib
+
+    project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
+    asked = {d.split(">=")[0].lower() for d in project["dependencies"]}
+    lock = (SOURCE / "requirements.lock").read_text()
+    runtime = lock.split("# == runtime ==")[1].split("# ==")[0]
+    pins = [line for line in runtime.splitlines() if line and not line.startswith((" ", "#"))]
+
+    assert {p.split("==")[0] for p in pins} >= asked
+    assert all("==" in p for p in pins)
+    assert runtime.count("--hash=sha256:") >= len(pins)
+    assert "://" not in lock
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_i10_the_unit_check_fails_on_unknown_keys(tmp_path: Path) -> None:
+    units = tmp_path / "units"
+    shutil.copytree(SOURCE / "units", units)
+    check = ["make", "-s", "-C", str(SOURCE), "check-units", f"UNITS={units}"]
+    assert subprocess.run(check, capture_output=True).returncode == 0
+
+    text = (units / "agent.service").read_text()
+    (units / "agent.service").write_text(text.replace("KillMode=", "KilMode="))
+    unknown = subprocess.run(check, capture_output=True, text=True)
+    assert unknown.returncode != 0
+    assert "KilMode" in unknown.stderr
+
+    (units / "agent.service").write_text(
+        text.replace("CapabilityBoundingSet=\n", "").replace("User=agent\n", "")
+    )
+    assert subprocess.run(check, capture_output=True).returncode != 0, "an exposed unit passed"
+
+
+def test_make_passes_user_and_workdir_only_from_its_command_line() -> None:
+    """Everybody's environment has a USER; a path may hold a dollar sign."""
+    make = ["make", "-s", "-n", "-C", str(SOURCE), "install"]
+    env = {**os.environ, "USER": "me", "WORKDIR": "/x"}
+
+    plain = subprocess.run(make, env=env, capture_output=True, text=True, check=True)
+    given = subprocess.run(
+        [*make, "USER=bob", "WORKDIR=/a b/it's $c"], env=env, capture_output=True, text=True, check=True
+    )
+
+    assert plain.stdout.split() == ["./install.sh", "install"]
+    assert given.stdout.strip() == "./install.sh install --user 'bob' --workdir '/a b/it'\\''s $c'"
