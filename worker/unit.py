@@ -40,11 +40,12 @@ def state(name: str) -> dict[str, Any] | None:
         return None
     hint = None
     if found.get("ActiveState") == "failed":
-        if found.get("Result") == "start-limit-hit":
-            hint = f"too many restarts; systemctl reset-failed {name} && systemctl start {name}"
-        else:
-            code = found.get("ExecMainStatus")
-            hint = f"exit status {code}; journalctl -u {name} says why; systemctl start {name}"
+        # After the start limit a plain start is refused, so the way back is always the long one.
+        hint = (
+            f"exit status {found.get('ExecMainStatus')}, {found.get('NRestarts')} restarts; "
+            f"'journalctl -u {name}' says why; bring it back with: "
+            f"systemctl reset-failed {name} && systemctl start {name}"
+        )
     return {
         "state": f"{found.get('ActiveState')} ({found.get('SubState')})",
         "result": found.get("Result"),

@@ -1,0 +1,286 @@
+"""The faults of the README on a real systemd, each in the middle of a step, counted in the journal."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.system.machine import Machine
+from tests.system.service import Service
+
+pytestmark = pytest.mark.system
+
+# Forty steps.  Those that will meet a fault are long the first time, the one that meets a freeze is always;
+# "beats" beats, and says so before it may be stopped.
+FORTY = """
+run: forty
+defaults: {retry: {attempts: 3, delay: 100ms}}
+tasks:
+  - id: s
+    foreach: {range: 01-24}
+    run: |
+      case $AGENT_STEP.$AGENT_ATTEMPT in
+        s@04.1 | s@08.1 | s@12.1 | s@16.1) sleep 60 ;;
+        s@20.*) sleep 5 ;;
+      esac
+      seq 1000
+  - id: beats
+    watchdog: 1s
+    run:
+      - python3
+      - -c
+      - |
+        import os, socket, time
+        worker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        worker.connect(os.environ["NOTIFY_SOCKET"])
+        for n in range(20):
+            worker.send(b"WATCHDOG=1\\nSTATUS=%d of 20" % n)
+            if n == 1: print("beating", flush=True)
+            time.sleep(0.1 if n < 2 else 0.5 / int(os.environ["AGENT_ATTEMPT"]))
+  - {id: t, foreach: {range: 26-40}, run: 'test $AGENT_STEP.$AGENT_ATTEMPT != t@34.1 || sleep 60; seq 1000'}
+"""
+ENDED_WELL = {"ActiveState": "inactive", "Result": "success"}
+STEPS = [f"s@{n:02}" for n in range(1, 25)] + ["beats"] + [f"t@{n}" for n in range(26, 41)]
+
+
+def test_five_faults_and_a_power_cut_cost_one_step_each(agent: Machine) -> None:
+    """
+    kill -9, stop, reboot, a hanging worker, a hanging step, a frozen machine, a crash: forty steps are
+    started forty times and once more for each event that lost the process; none is done twice.
+    """
+    service = Service(agent, FORTY)
+    service.start()
+
+    service.wait("step-started", "s@04")
+    before = service.pid
+    service.kill("SIGKILL")
+    service.wait("step-started", "s@04", attempt=2)
+    assert service.pid != before
+
+    service.wait("step-started", "s@08")
+    agent.run("systemctl stop agent")
+    assert service.processes() == []
+    assert agent.show("agent", "ActiveState", "Result") == ENDED_WELL
+    service.start()
+    service.wait("step-started", "s@08", attempt=2)
+
+    service.wait("step-started", "s@12")
+    agent.reboot()
+    service.wait("step-started", "s@12", attempt=2)
+
+    service.wait("step-started", "s@16")
+    service.kill("SIGSTOP")
+    service.wait("step-started", "s@16", attempt=2)
+    assert agent.journal("--grep=Watchdog timeout", "-u", "agent")
+
+    service.wait("step-started", "s@20")
+    _freeze(agent, 1.5)
+    service.wait("step-done", "s@20")
+
+    agent.wait_journal("SYSLOG_IDENTIFIER=beats", "MESSAGE=beating", after=service.mark)
+    (step,) = service.status()["current"]
+    agent.run(["kill", "-STOP", str(step["pid"])])
+    service.wait("step-ending", "beats")
+    service.wait("step-started", "beats", attempt=2)
+
+    service.wait("step-started", "t@34")
+    agent.crash()
+    service.wait("step-started", "t@34", attempt=2)
+
+    service.wait("run-done")
+    starts, done = service.per_step("step-started"), service.per_step("step-done")
+    lost = ["s@04", "s@08", "s@12", "s@16", "beats", "t@34"]
+    assert starts == {step: 2 if step in lost else 1 for step in STEPS}
+    assert done == dict.fromkeys(STEPS, 1)
+    whole = "".join(f"{n}\n" for n in range(1, 1001))
+    assert agent.read("/var/lib/agent/out/s@04") == whole
+
+    service.wait_ended()
+    for again in (lambda: agent.run("systemctl restart agent"), agent.reboot):
+        again()
+        service.wait("nothing-to-do")
+        service.wait_ended()
+        assert agent.show("agent", "ActiveState", "Result") == {
+            "ActiveState": "inactive",
+            "Result": "success",
+        }
+    assert sum(service.per_step("step-started").values()) == 46
+
+
+def test_a_pause_longer_than_every_limit_is_not_charged_to_a_step(agent: Machine) -> None:
+    """
+    Case W1: both clocks run on while the machine is frozen.  systemd may kill the worker at the thaw, which
+    costs that attempt; no limit of the step is what ends it, and nothing committed is done again.
+    """
+    beats = FORTY[FORTY.index("  - id: beats") : FORTY.index("  - {id: t")]
+    service = Service(agent, f"tasks:\n  - {{id: first, run: 'true'}}\n{beats}")
+    service.start()
+    agent.wait_journal("SYSLOG_IDENTIFIER=beats", "MESSAGE=beating", after=service.mark)
+    _freeze(agent, 5)
+    service.wait("run-done")
+    assert service.events("step-ending") == []
+    killed = len([e for e in agent.journal("-u", "agent") if "Watchdog timeout" in e["MESSAGE"]])
+    assert service.per_step("step-started") == {"first": 1, "beats": 1 + killed}
+
+
+def test_work_dropped_in_after_the_end_is_all_that_runs(agent: Machine) -> None:
+    """
+    Three more tasks in config.d start the agent by themselves (agent.path), and only they run.
+    """
+    service = Service(agent, "tasks:\n  - {id: s, foreach: {range: 1-5}, run: 'true'}\n")
+    service.start()
+    service.wait("run-done")
+    service.wait_ended()
+    agent.run("systemctl start agent.path")  # as it is after an installation or a boot
+    more = "".join(f"  - {{id: more-{n}, run: 'true'}}\n" for n in (1, 2, 3))
+    agent.write("/etc/agent/config.d/50-more.yaml", f"tasks:\n{more}")
+    service.wait("run-done")
+    assert service.per_step("step-started") == {
+        **{f"s@{n}": 1 for n in range(1, 6)},
+        **{f"more-{n}": 1 for n in (1, 2, 3)},
+    }
+
+
+def test_stop_leaves_no_process_of_a_step(agent: Machine) -> None:
+    """
+    Also not a double-forked one with a session of its own that does not hear SIGTERM.
+    """
+    service = Service(
+        agent,
+        """
+tasks:
+  - id: a
+    run: |
+      (setsid sh -c 'trap "" TERM; echo up; while :; do sleep 1; done' &)
+      sleep 600
+""",
+    )
+    service.start()
+    agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=up", after=service.mark)
+    agent.run("systemctl stop agent")
+    assert service.processes() == []
+    assert agent.show("agent", "Result")["Result"] == "success"
+
+
+def test_a_stray_sigterm_is_answered_and_the_agent_comes_back(agent: Machine) -> None:
+    """
+    Case R9: kill -TERM is restarted, systemctl stop is not.
+    """
+    service = Service(agent, "tasks:\n  - {id: a, run: 'test $AGENT_ATTEMPT -gt 1 || sleep 600'}\n")
+    service.start()
+    service.wait("step-started", "a")
+    service.kill("SIGTERM")
+    service.wait("run-stopped")
+    service.wait("run-done")
+    assert [entry["AGENT_ATTEMPT"] for entry in service.events("step-started")] == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ("tasks: [", "config.yaml:"),
+        ("tasks:\n  - {id: a, run: x, tiemout: 3}\n", "config.yaml:2:21: unknown key 'tiemout'"),
+        (
+            "tasks:\n  - {id: a, run: x, cwd: /usr/bin}\n",
+            "config.yaml:2:26: cwd: '/usr/bin' is on",
+        ),
+        ("tasks:\n  - {id: a, run: x, cwd: /root}\n", "config.yaml:2:26: cwd: '/root'"),
+    ],
+)
+def test_a_mistake_in_the_yaml_is_one_line_and_no_restart(agent: Machine, tasks: str, message: str) -> None:
+    """
+    Case R4: exit 78, once, with the place; also for a folder that the sandbox keeps closed.
+    """
+    service = Service(agent, tasks)
+    started = agent.run("systemctl start agent", check=False)
+    assert started.rc != 0
+    shown = agent.show("agent", "ExecMainStatus", "NRestarts", "ActiveState")
+    assert shown == {"ExecMainStatus": "78", "NRestarts": "0", "ActiveState": "failed"}
+    lines = [entry["MESSAGE"] for entry in agent.journal("-u", "agent", "-p", "err", after=service.mark)]
+    assert len([line for line in lines if message in line]) == 1, lines
+    assert agent.run("ls /var/lib/agent/ledger.db", check=False).rc != 0
+
+
+def test_a_step_that_takes_the_worker_down_is_not_tried_for_ever(agent: Machine) -> None:
+    """
+    Case R2: its attempts count although the worker died of it; then 70, and the others never started.
+    """
+    service = Service(agent, "tasks:\n  - {id: a, run: 'kill -9 $PPID; sleep 9'}\n  - {id: b, run: 'true'}\n")
+    service.start()
+    service.wait("run-failed")
+    service.wait_ended()
+    assert agent.show("agent", "ExecMainStatus", "NRestarts") == {"ExecMainStatus": "70", "NRestarts": "3"}
+    assert service.per_step("step-started") == {"a": 3}
+
+
+def test_a_full_disk_is_waited_out(agent: Machine) -> None:
+    """
+    Case F4 on a real full file system: says what it waits for, keeps the watchdog fed, then goes on.
+    """
+    service = Service(
+        agent,
+        """
+tasks:
+  - {id: a, run: head -c 3000000 /dev/zero}
+  - {id: b, run: 'true'}
+""",
+    )
+    agent.run("mkdir -p /var/lib/agent; mount -t tmpfs -o size=2m tmpfs /var/lib/agent")
+    agent.run("chown agent: /var/lib/agent; chmod 750 /var/lib/agent")
+    service.start()
+    service.wait("waiting", "a")
+    pid = service.pid
+    assert service.status()["worker"]["state"] == "active"
+    agent.wait_journal("_COMM=echo", after=_clock(agent, seconds=7))
+    assert service.pid == pid, "the watchdog (3 s) killed a worker that waits"
+    agent.run("mount -o remount,size=64m /var/lib/agent")
+    service.wait("run-done")
+    assert int(agent.run("stat -c %s /var/lib/agent/out/a").out) == 3_000_000
+    assert service.per_step("step-started") == {"a": 1, "b": 1}
+
+
+def _freeze(machine: Machine, seconds: float) -> None:
+    with machine.frozen():
+        time.sleep(seconds)  # the pause itself
+
+
+def _clock(machine: Machine, seconds: int) -> str:
+    """Let the machine's echo speak in its journal when the time has passed; return where it is now."""
+    mark = machine.cursor()
+    timer = ["systemd-run", f"--on-active={seconds}s", "--timer-property=AccuracySec=10ms"]
+    machine.run([*timer, "echo", "time is up"])
+    return mark
+
+
+def test_a_second_worker_and_the_status_of_the_first(agent: Machine) -> None:
+    """
+    Case R3: exit 77 naming the holder; `agentctl status` works for root and leaves nothing of root's behind.
+    """
+    service = Service(agent, "tasks:\n  - {id: a, run: 'echo up; sleep 600'}\n")
+    service.start()
+    agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=up", after=service.mark)
+    second = agent.run(
+        "agentctl run /etc/agent/config.yaml --state /var/lib/agent", user="agent", check=False
+    )
+    assert second.rc == 77
+    assert f"process {service.pid}" in second.err
+    assert service.status()["current"][0]["step"] == "a"
+    agent.run("systemctl stop agent")
+    assert service.status()["status"] == "stopped"
+    assert agent.run("find /var/lib/agent ! -user agent").out == ""
+
+
+def test_the_journal_has_fields_and_the_output_its_own_name(agent: Machine) -> None:
+    """
+    One can follow a step: its events with MESSAGE_IDs, its lines under its own identifier.
+    """
+    service = Service(agent, "run: r\ntasks:\n  - {id: a, run: 'echo out; echo err >&2'}\n")
+    service.start()
+    service.wait("run-done")
+    entries = agent.journal("AGENT_STEP=a")
+    assert [entry["MESSAGE"] for entry in entries if entry["SYSLOG_IDENTIFIER"] == "a"] == ["out", "err"]
+    events = [entry for entry in entries if "AGENT_EVENT" in entry]
+    assert [entry["AGENT_EVENT"] for entry in events] == ["step-started", "step-done"]
+    assert all(len(entry["MESSAGE_ID"]) == 32 and entry["AGENT_RUN"] == "r" for entry in events)
+    assert all(entry["_SYSTEMD_UNIT"] == "agent.service" for entry in entries)
