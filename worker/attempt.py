@@ -24,7 +24,8 @@ from worker.journal import ERROR, INFO, NOTICE, WARNING, Journal, Ration
 from worker.lines import Lines
 from worker.output import Spool
 from worker.plan import Step
-from worker.signs import Limits, NotifySocket
+from worker.signs import Limits
+from worker.slot import Slot
 from worker.timespan import show
 
 RUNNING, ENDING, SWEEPING, OVER = range(4)
@@ -59,7 +60,7 @@ class Attempt:
     """One try at one step.  While it is not over, `deadline` says when `tick` must be called again."""
 
     def __init__(
-        self, step: Step, number: int, slot: int, places: Places, journal: Journal, events: Events
+        self, step: Step, number: int, slot: Slot, places: Places, journal: Journal, events: Events
     ) -> None:
         self.step = step
         self.number = number
@@ -70,10 +71,9 @@ class Attempt:
         self._journal = journal
         self._events = events
         self._marker = f"STATE_DIRECTORY={places.state(step.id)}".encode()
-        self.output = Spool(places.part(step.id))
+        self.output = Spool(slot.part)
         self.log = Spool(places.log(step.id, number))
         self._streams: list[_Stream] = []
-        self._socket: NotifySocket | None = None
         self._exit: int | None = None
         self._why = ""
         self._limit: str | None = None
@@ -93,9 +93,8 @@ class Attempt:
         self._ration = Ration(now)
         self._plan_cpu_look(now)
         try:
-            os.makedirs(places.state(self.step.id), mode=0o750, exist_ok=True)
-            self._socket = NotifySocket(places.notify(self.slot))
-            env = environment.build(base, self.step, self.number, places, self._socket.path)
+            self.slot.furnish(places.state(self.step.id))
+            env = environment.build(base, self.step, self.number, places, self.slot.socket.path)
             child = process.spawn(self.step.argv(), env, task.cwd or places.work)
         except (process.SpawnError, AgentError, OSError) as exc:
             self._why = str(exc)
@@ -108,7 +107,8 @@ class Attempt:
         ]
         for stream in self._streams:
             self._watch(stream)
-        self._events.watch(self._socket.fileno(), self._on_message)
+        self._events.watch(self.slot.socket.fileno(), self._on_message)
+        self.output.prepare()
 
     @property
     def over(self) -> bool:
@@ -243,9 +243,7 @@ class Attempt:
         for stream in self._streams:
             if stream.fd >= 0:
                 self._close(stream)
-        if self._socket is not None:
-            self._events.forget(self._socket.fileno())
-            self._socket.close()
+        self._events.forget(self.slot.socket.fileno())
         if self._streams and self._ration.skipped:
             where = f"all of them are in out/{self.step.id}" if self._exit == 0 else "see 'agentctl log'"
             self._journal.output(
@@ -332,9 +330,8 @@ class Attempt:
         self._print(stream, stream.lines.end(), self._events.now)
 
     def _on_message(self) -> None:
-        assert self._socket is not None
         now = self._events.now
-        for sign in self._socket.receive():
+        for sign in self.slot.socket.receive():
             if sign.beat:
                 self.limits.beat(now)
             if sign.status is not None:

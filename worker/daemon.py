@@ -1,6 +1,7 @@
 """The daemon from its start to its exit status: read, check, lock, resume, work."""
 
 import faulthandler
+import gc
 from collections.abc import Callable, Mapping
 
 from worker import config, folder, journal, plan, resume, sandbox
@@ -58,6 +59,7 @@ def _work(
     try:
         for notice in resumed.notices:
             log.event("state", notice, priority=WARNING)
+        gc.freeze()  # the plan lives as long as the process: no collection need look at it again
         return Run(settings, steps, places, resumed.ledger, log, notifier, environ).work()
     finally:
         resumed.ledger.close()

@@ -77,7 +77,7 @@ def adopt(source: str, path: str) -> None:
     sync_folder(os.path.dirname(path))
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | bytearray) -> None:
     """Write every byte of `data` to `fd`, or raise OSError."""
     view = memoryview(data)
     while view:

@@ -55,9 +55,9 @@ class Places(NamedTuple):
     def output(self, step: str) -> str:
         return f"{self.root}/out/{step}"
 
-    def part(self, step: str) -> str:
-        """Where a large output grows until it is whole."""
-        return f"{self.root}/out/.{step}.part"
+    def part(self, slot: int) -> str:
+        """Where the output of the step in a slot grows until it is whole."""
+        return f"{self.root}/out/.part-{slot}"
 
     def state(self, step: str) -> str:
         return f"{self.root}/steps/{step}"

@@ -16,73 +16,80 @@ _TAIL_MAX = 16 * 1024
 
 
 class Spool:
-    """One stream of one attempt.
+    """One stream of one attempt; `path` is the file for it, made when needed or by `prepare`."""
 
-    `path` is where the bytes go once there are too many of them; the folder is made when needed.
-    """
-
-    __slots__ = ("_fd", "_memory", "_pending", "_tail", "path", "size")
+    __slots__ = ("_fd", "_memory", "_pending", "_tail", "inline", "path", "size")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.size = 0
+        self.inline = True  # the whole stream is in memory
         self._memory = bytearray()
         self._tail = b""
         self._pending = b""
         self._fd: int | None = None
 
-    @property
-    def inline(self) -> bool:
-        """Whether the whole stream is in memory."""
-        return self._fd is None and not self._pending
+    def prepare(self) -> None:
+        """Make the file before it is needed: while the step runs nobody waits for it."""
+        with contextlib.suppress(OSError):  # then it is made later, where a full disk is waited out
+            self._open()
 
     def write(self, data: bytes) -> None:
         """Take `data`.  Raises OSError if the disk is full: the data is kept, call `retry` later."""
         self.size += len(data)
-        if self.inline and len(self._memory) + len(data) <= INLINE_MAX:
+        if self.inline:
             self._memory += data
-            return
+            if len(self._memory) <= INLINE_MAX:
+                return
+            self.inline = False
+            data = bytes(self._memory)
+            self._memory.clear()
         self._tail = (self._tail + data)[-_TAIL_MAX:] if len(data) < _TAIL_MAX else data[-_TAIL_MAX:]
         self._pending += data
         self.retry()
 
     def retry(self) -> None:
         """Write what a full disk held up; raises OSError while it is still full."""
-        if self.inline:
-            return
-        if self._fd is None:
-            self._open()
-        assert self._fd is not None
         while self._pending:
-            self._pending = self._pending[os.write(self._fd, self._pending) :]
+            self._pending = self._pending[os.write(self._open(), self._pending) :]
 
     def contents(self) -> bytes:
         """Return the whole stream if it is `inline`, else its last bytes."""
         return bytes(self._memory) if self.inline else self._tail
 
     def publish(self, path: str) -> None:
-        """Give the stream's file the name `path`; durable after.  Only for a stream that is not inline."""
-        self.retry()
+        """Give the stream the name `path`, as a whole; may be called again if it raises OSError.
+
+        A stream that is not inline is durable after.  An inline one is in the file, but not synced:
+        it can be made again from the ledger's row.
+        """
+        if not self.inline:
+            self.retry()
+            self.close()
+            files.adopt(self.path, path)
+            return
+        fd = self._open()
+        os.ftruncate(fd, 0)  # what an earlier try may have written
+        os.lseek(fd, 0, os.SEEK_SET)
+        files.write_all(fd, self._memory)
         self.close()
-        files.adopt(self.path, path)
+        os.rename(self.path, path)
 
     def close(self) -> None:
         """Close the file, if there is one, and leave it where it is."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-            self._memory.clear()
 
     def discard(self) -> None:
-        """Close the file and remove it."""
+        """Close the file and give its space back; the next attempt writes over it."""
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, 0)
         self.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
 
-    def _open(self) -> None:
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
-        self._fd = fd
-        self._pending = bytes(self._memory) + self._pending
-        self._tail = self._pending[-_TAIL_MAX:]
-        self._memory.clear()
+    def _open(self) -> int:
+        if self._fd is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._fd = os.open(self.path, flags, 0o640)
+        return self._fd

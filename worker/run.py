@@ -7,7 +7,6 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 import contextlib
 import functools
 import math
-import os
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -41,6 +40,7 @@ from worker.journal import ERROR, NOTICE, Journal
 from worker.ledger import Claim, Ending, Ledger
 from worker.output import Spool
 from worker.plan import Plan, Step
+from worker.slot import Slot
 from worker.systemd import Notifier
 from worker.watchdog import Watchdog
 
@@ -74,6 +74,7 @@ class Run:
         self._boot = clock.boot_id()
         self._events = Events()
         self._running: dict[str, Attempt] = {}
+        self._slots: list[Slot] = []  # those without a step
         self._watchdog = Watchdog(self._events, notifier, self._running)
         self._disk = Disk(journal, self._watchdog.wait, lambda: self._stopping)
         self._keeper = Keeper(places.checkpoint, places.run, store)
@@ -101,6 +102,8 @@ class Run:
         finally:
             for attempt in self._running.values():
                 attempt.kill()
+            for slot in self._slots:
+                slot.close()
             server.close()
             signals.close()
 
@@ -131,9 +134,7 @@ class Run:
 
     def _claim(self, step: Step) -> Attempt:
         """Return the next attempt at `step`, not started yet."""
-        slot = next(
-            n for n in range(len(self._running) + 1) if n not in {a.slot for a in self._running.values()}
-        )
+        slot = self._slots.pop() if self._slots else Slot(len(self._running), self._places)
         number = self._board.progress(step.id).number + 1
         attempt = Attempt(step, number, slot, self._places, self._journal, self._events)
         self._board.set(step.id, boards.RUNNING)
@@ -146,9 +147,11 @@ class Run:
         before = self._board.progress(step.id)
         verdict = decide.judge(end, before.failures, step.task.retry)
         output, log = attempt.output, attempt.log
-        inline = output.inline
-        if verdict.outcome == ledger.DONE:
+        done = verdict.outcome == ledger.DONE
+        if done:
             self._publish(step.id, output)
+        else:
+            output.discard()
         now = clock.now()
         ending = Ending(
             step=step.id,
@@ -160,15 +163,15 @@ class Run:
             status=end.status,
             ended=now.wall,
             retry_at=now.wall + verdict.delay if verdict.delay else None,
-            output=output.contents() if inline or verdict.outcome != ledger.DONE else None,
+            output=output.contents() if output.inline or not done else None,
             output_size=output.size,
             log=log.contents(),
             log_size=log.size,
         )
-        if not inline and verdict.outcome != ledger.DONE:
-            output.discard()
         log.close()
         del self._running[step.id]
+        attempt.slot.clear(self._places.state(step.id))
+        self._slots.append(attempt.slot)
         self._mark(step.id, attempt.number, verdict)
         return attempt, verdict, ending
 
@@ -192,8 +195,6 @@ class Run:
         self._disk.persist(self._places.root, lambda: self._ledger.record(endings, claims))
         for attempt, verdict, ending in ended:
             self._tell(ending.step, ending.number, verdict, clock.monotonic() - attempt.started)
-            with contextlib.suppress(OSError):
-                os.rmdir(self._places.state(ending.step))  # unless the step keeps something there
         if ended:
             self._keeper.changed()
             if clock.monotonic() >= self._keeper.due_at():
@@ -213,10 +214,7 @@ class Run:
         again from the ledger if a power cut takes the file.
         """
         path = self._places.output(step)
-        if output.inline:
-            self._disk.persist(path, lambda: files.publish(path, output.contents()))
-        else:
-            self._disk.persist(path, lambda: output.publish(path))
+        self._disk.persist(path, lambda: output.publish(path))
 
     def _write_checkpoint(self) -> None:
         """Bring checkpoint.json up to date; if that fails say so and try later, the ledger has everything."""

@@ -1,0 +1,47 @@
+"""A slot: the place of one step at a time, with what the next step there can use again.
+
+Making a socket, a folder or a file costs a millisecond on some file systems, and renaming does not; a
+list of many short steps would feel it.
+"""
+
+import contextlib
+import os
+
+from worker.folder import Places
+from worker.signs import NotifySocket
+
+
+class Slot:
+    """Holds a notify socket, the name of the output that is being written, a spare folder between steps."""
+
+    def __init__(self, number: int, places: Places) -> None:
+        """Bind the slot's socket.  Raises OSError."""
+        self.number = number
+        self.socket = NotifySocket(places.notify(number))
+        self.part = places.part(number)
+        self._spare = places.state(f".spare-{number}")
+
+    def furnish(self, folder: str) -> None:
+        """Let the step's own folder be there, as it was left by its last attempt.  Raises OSError."""
+        if os.path.isdir(folder):
+            return
+        try:
+            os.rename(self._spare, folder)
+        except OSError:
+            os.makedirs(folder)
+        os.chmod(folder, 0o750)  # whatever the last step made of it
+
+    def clear(self, folder: str) -> None:
+        """Take an empty folder back, and forget messages that came too late; what a step keeps stays."""
+        self.socket.receive()
+        with contextlib.suppress(OSError):
+            if not os.listdir(folder):
+                os.rename(folder, self._spare)
+
+    def close(self) -> None:
+        """Remove the socket, the spare folder and the file of an output that never was."""
+        self.socket.close()
+        with contextlib.suppress(OSError):
+            os.rmdir(self._spare)
+        with contextlib.suppress(OSError):
+            os.unlink(self.part)
