@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from worker import ledger
 from worker.ledger.sqlite import SqliteLedger
@@ -68,9 +69,13 @@ class Worker:
             str(self.state),
         ]
         self._rest = b""
-        self._process = subprocess.Popen(  # type: ignore[call-overload]
-            command, env=self._environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/", **popen
-        )
+        options: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stderr": subprocess.PIPE,
+            "cwd": "/",
+            **popen,
+        }
+        self._process = subprocess.Popen(command, env=self._environ, **options)
         return self
 
     def until(self, pattern: str) -> str:

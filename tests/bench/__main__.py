@@ -1,0 +1,167 @@
+"""`make bench`: what a step costs, how that grows, how fast the worker starts, what it needs while idle.
+
+Every figure is a ratio to something measured in the same minute on the same disk; absolute times are
+there to be doubted.  AGENT_BENCH_FULL=1 adds the list of 100,000 steps, which takes minutes.
+"""
+
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import islice
+from pathlib import Path
+
+from tests.bench import peers
+from tests.support import Worker
+
+SLICE = 200  # steps of the yardstick between two slices of the worker's
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="agent-bench-", dir=os.environ.get("AGENT_BENCH_DIR", "/var/tmp")))
+    try:
+        bench_steps(folder)
+        bench_naive(folder)
+        bench_start(folder)
+        bench_idle(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def bench_steps(folder: Path) -> None:
+    """Time per step, beside one spawn and one durable transaction, in slices that take turns."""
+    totals = [1_000, 10_000] + ([100_000] if os.environ.get("AGENT_BENCH_FULL") else [])
+    first = None
+    for total in totals:
+        ratio, ours, theirs = _interleaved(folder / f"steps-{total}", total)
+        first = first or ratio
+        print(
+            f"{total:>7} steps: {ours * 1e3:.2f} ms a step, {ratio:.2f} x (spawn + durable commit, "
+            f"{theirs * 1e3:.2f} ms); {ratio / first:.2f} x of the shortest list",
+            flush=True,
+        )
+
+
+def _interleaved(folder: Path, total: int) -> tuple[float, float, float]:
+    """Time the worker and the yardstick in slices that take turns, at the end of a list of `total` steps.
+
+    A step stops the worker (SIGSTOP) at the end of each slice, so that nothing but the kernel watches it.
+    """
+    folder.mkdir()
+    slices = min(10, total // SLICE - 1)
+    lengths = [total - slices * SLICE, *[SLICE] * slices]
+    worker = _worker(
+        folder,
+        "tasks:\n"
+        + "".join(
+            f"  - {{id: s{n}, foreach: {{range: 1-{length - 1}}}, run: 'true'}}\n"
+            f"  - {{id: pause{n}, run: kill -STOP $PPID}}\n"
+            for n, length in enumerate(lengths)
+        ),
+    )
+    worker.start(stderr=subprocess.DEVNULL)
+    yardstick = peers.limit(folder)
+    ours: list[float] = []
+    theirs: list[float] = []
+    _wait_stopped(worker.pid)
+    for _ in range(slices):
+        with peers.stopwatch(ours):
+            worker.process.send_signal(signal.SIGCONT)
+            _wait_stopped(worker.pid)
+        with peers.stopwatch(theirs):
+            for _ in range(SLICE):
+                yardstick()
+    worker.process.send_signal(signal.SIGCONT)
+    worker.process.wait()
+    assert len(worker.done()) == total
+    # The median of pairs: what disturbs the machine for a while disturbs both of a pair.
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    return ratio, statistics.median(ours) / SLICE, statistics.median(theirs) / SLICE
+
+
+def _wait_stopped(pid: int) -> None:
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
+
+
+def bench_naive(folder: Path) -> None:
+    """The worker that rewrites one JSON file twice a step, at the end of its list."""
+    for total in (1_000, 10_000):
+        place = folder / f"naive-{total}"
+        place.mkdir()
+        times: list[float] = []
+        limit: list[float] = []
+        yardstick = peers.limit(place)
+        for _ in range(20):
+            steps = peers.naive(place, total)
+            with peers.stopwatch(times):
+                for _ in islice(steps, 5):
+                    pass
+            with peers.stopwatch(limit):
+                for _ in range(5):
+                    yardstick()
+        ratio = statistics.median(a / b for a, b in zip(times, limit, strict=True))
+        print(f"{total:>7} steps in a naive state file: {ratio:.2f} x (spawn + durable commit)", flush=True)
+
+
+def bench_start(folder: Path) -> None:
+    """From the command to READY=1, and the memory then."""
+    python = _median_seconds([sys.executable, "-c", "pass"])
+    for total in (40, 100_000):
+        place = folder / f"start-{total}"
+        place.mkdir()
+        worker = _worker(place, f"tasks:\n  - {{id: s, foreach: {{range: 1-{total}}}, run: sleep 60}}\n")
+        times: list[float] = []
+        memory = 0
+        for _ in range(5):
+            with peers.stopwatch(times):
+                worker.start().until("^run list: ")
+            status = Path(f"/proc/{worker.pid}/status").read_text()
+            memory = max(memory, int(re.findall(r"VmHWM:\s*(\d+)", status)[0]))
+            worker.kill(signal.SIGTERM)
+        seconds = statistics.median(times)
+        print(
+            f"{total:>7} steps: ready after {seconds * 1e3:.0f} ms, {seconds / python:.1f} x `python -c pass`"
+            f" ({python * 1e3:.0f} ms); {memory / 1024:.0f} MB at the most",
+            flush=True,
+        )
+
+
+def bench_idle(folder: Path) -> None:
+    """CPU time of the worker while one silent step sleeps, with a watchdog and limits in force."""
+    place = folder / "idle"
+    place.mkdir()
+    worker = _worker(place, "tasks:\n  - {id: s, run: sleep 60, stall_after: 15min, timeout: 1h}\n")
+    worker.start().until("s: started")
+    time.sleep(1)
+    before, began = _cpu(worker.pid), time.monotonic()
+    time.sleep(10)
+    used, seconds = _cpu(worker.pid) - before, time.monotonic() - began
+    worker.kill(signal.SIGTERM)
+    print(f"   idle: {used / seconds * 100:.2f} % of a core while a step sleeps", flush=True)
+
+
+def _cpu(pid: int) -> float:
+    """Return the CPU time of a process in seconds, from its scheduler statistics (nanoseconds)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def _median_seconds(command: list[str]) -> float:
+    times: list[float] = []
+    for _ in range(15):
+        with peers.stopwatch(times):
+            subprocess.run(command, check=True)
+    return statistics.median(times)
+
+
+def _worker(folder: Path, tasks: str) -> Worker:
+    # As installed: byte-compiled, and the output of a burst of steps goes somewhere cheap.
+    return Worker(folder, tasks, {"PYTHONDONTWRITEBYTECODE": ""})
+
+
+if __name__ == "__main__":
+    main()
