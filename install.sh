@@ -264,11 +264,13 @@ new_env() { # DIR
 add_packages() {
     if [ "$2" = dev ]; then
         pip_install "$1" runtime
+        pip_install "$1" http
         pip_install "$1" development
     elif ! "$1/bin/python" -I -c 'import yaml, sdnotify' 2>/dev/null; then
         pip_install "$1" runtime
     fi
     "$1/bin/python" -I -c 'import systemd.journal' 2>/dev/null || add_journal "$1"
+    has_http "$1" || add_http "$1"
 }
 
 pip_install() { # ENV SECTION
@@ -317,6 +319,18 @@ add_journal() { # ENV
         rm -rf "$site/systemd"
     fi
     say "going on without python3-systemd: journal entries will lack their fields (install it, and it is used)"
+}
+
+has_http() { # ENV
+    "$1/bin/python" -I -c 'import httpx2' 2>/dev/null || "$1/bin/python" -I -c 'import httpx' 2>/dev/null
+}
+
+# Only `http:` steps need it, so a machine without a network is installed all the same.
+add_http() { # ENV
+    say "fetching Python packages (http)"
+    (get_pip && run_pip "$1" http --only-binary :all: --no-compile --retries 0 --timeout 10) >/dev/null 2>&1 || :
+    has_http "$1" ||
+        say "going on without httpx2: 'http:' steps will fail (install python3-httpx, and it is used)"
 }
 
 # fetch_deb PACKAGE -- unpack one below $TMP/deb, as any user, without installing

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import Worker
+from tests.surroundings import Surroundings
 
 MakeWorker = Callable[..., Worker]
 
@@ -24,3 +25,11 @@ def worker(tmp_path: Path) -> Iterator[MakeWorker]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Iterator[Surroundings]:
+    """What a step finds around it, for a process that the test starts itself."""
+    made = Surroundings(tmp_path)
+    yield made
+    made.listener.close()

@@ -2,6 +2,18 @@
 
 import sys
 
-from worker.cli import main
+from worker import stepcli
 
-sys.exit(main(sys.argv[1:]))
+
+def main() -> int:
+    """Run the command line; what a step calls, perhaps in a loop, without the cost of the rest."""
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in stepcli.COMMANDS:
+        return stepcli.main(arguments)
+    from worker import cli
+
+    return cli.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

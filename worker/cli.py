@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from worker import __version__
+from worker import __version__, stepcli
 from worker.errors import FAULT, OK, AgentError
 
 CONFIG_FOLDER = "/etc/agent"
@@ -34,7 +34,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="agentctl", description="Work through a YAML list of tasks, and see how that stands."
+        prog="agentctl",
+        description="Work through a YAML list of tasks, and see how that stands.",
+        epilog=f"inside a step:\n{stepcli.listing()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"agent {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -64,9 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
     log = commands.add_parser("log", help="print what a step wrote, attempt by attempt")
     log.add_argument("step", metavar="STEP")
-    log.add_argument(
-        "--output", action="store_true", help="the result (standard output) byte for byte, instead"
-    )
+    log.add_argument("--output", action="store_true", help="the result (standard output) byte for byte, instead")
     _add_state(log)
     log.set_defaults(command=_log)
     return parser
@@ -108,9 +109,7 @@ def _foreground_state(options: argparse.Namespace, run: str, environ: Mapping[st
 def _run(options: argparse.Namespace) -> int:
     from worker import daemon
 
-    return daemon.run(
-        _config_path(options), lambda run: _foreground_state(options, run, os.environ), os.environ
-    )
+    return daemon.run(_config_path(options), lambda run: _foreground_state(options, run, os.environ), os.environ)
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -1,0 +1,205 @@
+"""What a step's own code may say to the worker that runs it, and keep between its attempts.
+
+    from worker import step
+
+    for number, page in enumerate(pages[step.load_json() or 0 :]):
+        work(page)
+        step.progress(number + 1, len(pages))
+
+Messages go to $NOTIFY_SOCKET as with sd_notify(3) and never raise: one that the worker does not take within
+a second, because it is being restarted, say, is dropped.  At the end of the process they are waited for: the
+worker believes a message only while it can see that its sender belongs to the step.  Run by hand, without the
+variables that a step finds in its environment, all of this works and does nothing.
+
+Only the worker's own interpreter has this module; `python:` steps run in it, and PYTHONPATH is not set.  A
+shell script, or a program with a Python of its own, calls `agentctl beat`, `agentctl progress 3/10`, `agentctl save`
+and so on instead, or uses any sd_notify(3) library.
+"""
+
+from __future__ import annotations
+
+# Not `socket`: with what it imports in turn it costs half an interpreter's start.
+import _socket
+import atexit
+import os
+import sys
+
+TYPE_CHECKING = False  # `typing` itself would cost as much again
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+AGAIN = 75  # EX_TEMPFAIL: "not now", or with new progress or saved state "start me afresh, at once"
+
+# How long the worker may take to accept a message, and to have read those that were sent.
+_PATIENCE = 1.0
+_STATUS_MAX = 1024
+_socket_kept: _socket.socket | None = None
+
+
+def beat(status: str | None = None) -> None:
+    """Tell the worker that the step is alive (WATCHDOG=1) and, if given, what it is doing."""
+    _send("WATCHDOG=1", *([] if status is None else [_status(status)]))
+
+
+def status(text: str) -> None:
+    """Tell the worker what the step is doing; a sign of life, but no beat."""
+    _send(_status(text))
+
+
+def progress(done: float, total: float | None = None) -> None:
+    """Tell the worker how far the step is.  Raises ValueError unless these are numbers from 0 up."""
+    _send(f"X_AGENT_PROGRESS={_decimal(done)}" + ("" if total is None else f"/{_decimal(total)}"))
+
+
+def spend(amount: float) -> None:
+    """Tell the worker that this much more was spent.  Raises ValueError unless it is a number from 0 up."""
+    _send(f"X_AGENT_SPEND={_decimal(amount)}")
+
+
+def retry_after(seconds: float) -> None:
+    """Ask that the next attempt come no sooner than in `seconds`, should this one end with AGAIN."""
+    _send(f"X_AGENT_RETRY_AFTER={_decimal(seconds)}")
+
+
+def extend(seconds: float) -> None:
+    """Ask for `seconds` from now before any limit ends the step."""
+    _send(f"EXTEND_TIMEOUT_USEC={round(float(_decimal(seconds)) * 1e6)}")
+
+
+def again(message: str = "") -> NoReturn:
+    """End the process with AGAIN; `message` goes to the step's log."""
+    if message:
+        print(message, file=sys.stderr, flush=True)
+    raise SystemExit(AGAIN)
+
+
+def note() -> dict[str, Any]:
+    """Return what the worker noted about the last attempt; empty on a first one."""
+    path = os.environ.get("AGENT_NOTE")
+    data = _read(path) if path else None
+    found = _decoded(data) if data else {}
+    return found if isinstance(found, dict) else {}
+
+
+def save(data: object, name: str = "state") -> None:
+    """Keep `data` for later attempts; when this returns it survives a power cut.
+
+    Bytes are kept as they are, text as UTF-8, anything else as JSON.  If this raises OSError, what was
+    kept under that name is still there, whole.
+    """
+    from worker import files
+
+    if isinstance(data, str):
+        data = data.encode(errors="surrogateescape")
+    elif not isinstance(data, bytes):
+        import json
+
+        data = json.dumps(data, ensure_ascii=False).encode(errors="surrogateescape")
+    path = kept(name)
+    if path is not None:
+        files.replace(path, [data])
+
+
+def load(name: str = "state") -> bytes | None:
+    """Return what was last saved under `name`, or None."""
+    path = kept(name)
+    return None if path is None else _read(path)
+
+
+def load_json(name: str = "state") -> Any:
+    """Return what was last saved under `name` as JSON, or None.  Raises ValueError if it is not JSON."""
+    data = load(name)
+    return None if data is None else _decoded(data)
+
+
+def secret(name: str) -> str:
+    """Return the secret `name`, without the newline that an editor put behind it.
+
+    Raises LookupError if the step has no such secret.
+    """
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    data = _read(os.path.join(folder, _plain(name))) if folder else None
+    if data is None:
+        raise LookupError(f"there is no secret '{name}' here; add it to the task's 'secrets'")
+    try:
+        return data.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise LookupError(f"the secret '{name}' is not UTF-8 text") from None
+
+
+def kept(name: str = "state") -> str | None:
+    """Return the path under which save() keeps `name`; None where nothing is kept, by hand.
+
+    Raises ValueError if `name` is not a plain file name.
+    """
+    folder = os.environ.get("STATE_DIRECTORY")
+    return os.path.join(folder, _plain(name)) if folder else None
+
+
+def settle() -> None:
+    """Wait until the worker has read what was sent so far, as sd_notify_barrier(3) does; a second at most."""
+    import select
+
+    read, write = os.pipe()
+    try:
+        sent = _deliver(b"BARRIER=1", write)
+        os.close(write)
+        if sent:
+            hangup = select.poll()
+            hangup.register(read, 0)
+            hangup.poll(_PATIENCE * 1000)
+    finally:
+        os.close(read)
+
+
+def _send(*fields: str) -> None:
+    if os.environ.get("NOTIFY_SOCKET"):
+        _deliver("\n".join(fields).encode(errors="replace"))
+
+
+def _deliver(message: bytes, *descriptors: int) -> bool:
+    """Return whether the worker's socket took the message.  Not connected: a new worker binds it anew."""
+    global _socket_kept
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder)) for fd in descriptors]
+    try:
+        if _socket_kept is None:
+            _socket_kept = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+            _socket_kept.settimeout(_PATIENCE)
+            atexit.register(settle)
+        _socket_kept.sendmsg([message], rights, 0, "\0" + address[1:] if address[:1] == "@" else address)
+    except OSError:
+        return False
+    return True
+
+
+def _status(text: str) -> str:
+    """Return the field for `text`, on one line: what follows a newline would be a field of its own."""
+    return "STATUS=" + " ".join(text[:_STATUS_MAX].split("\n"))
+
+
+def _decimal(number: float) -> str:
+    if not 0 <= number < float("inf"):
+        raise ValueError(f"{number!r} is not a number from 0 up")
+    return f"{number:.9f}".rstrip("0").rstrip(".")
+
+
+def _plain(name: str) -> str:
+    """Return `name` if it is a plain file name, and not a hidden one as files.replace() makes; or raise."""
+    if not name or name[0] == "." or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is not a plain name")
+    return name
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _decoded(data: bytes) -> Any:
+    import json
+
+    return json.loads(data)

@@ -1,0 +1,174 @@
+"""agentctl inside a step: `beat`, `progress`, `save` and the others that a step's own script calls.
+
+They may be called in loops, so argparse is not imported, nor anything else before it is needed.  Run by hand,
+outside a step, each does nothing and succeeds; so does one whose message no worker is there to take.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # see worker/step.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+USAGE = 64  # EX_USAGE
+_FAILED = 1
+_CHUNK = 256 * 1024
+
+
+class Misuse(Exception):
+    """The command cannot be carried out as it was given; the message says what to write instead."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one of COMMANDS; return its exit status.  Bad use is one line on standard error, and USAGE."""
+    name, rest = arguments[0], arguments[1:]
+    form, text, command = COMMANDS[name]
+    if rest and rest[0] in ("-h", "--help"):
+        print(f"usage: agentctl {name} {form}\n{text}")
+        return 0
+    if len(rest) > 1 or (not rest and form[0] != "["):
+        print(f"usage: agentctl {name} {form}", file=sys.stderr)
+        return USAGE
+    try:
+        command(*rest)
+        sys.stdout.flush()
+    except Misuse as exc:
+        print(f"agentctl {name}: {exc}", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has seen enough: `agentctl note | head -1`
+    except (OSError, ValueError) as exc:
+        print(f"agentctl {name}: {exc}", file=sys.stderr)
+        return _FAILED
+    return 0
+
+
+def listing() -> str:
+    """Return the commands for `agentctl --help`, one a line."""
+    return "\n".join(f"  {name + ' ' + form:26} {text}" for name, (form, text, _) in COMMANDS.items())
+
+
+def _beat(status: str | None = None) -> None:
+    from worker import step
+
+    step.beat(status)
+
+
+def _progress(text: str) -> None:
+    from worker import step
+
+    done, slash, total = text.partition("/")
+    try:
+        step.progress(float(done), float(total) if slash else None)
+    except ValueError:
+        raise Misuse(f"{text!r} is not N or N/M in numbers from 0 up, as in 3/10") from None
+
+
+def _spend(text: str) -> None:
+    from worker import step
+
+    try:
+        step.spend(float(text))
+    except ValueError:
+        raise Misuse(f"{text!r} is not an amount from 0 up, as in 0.12") from None
+
+
+def _retry_after(text: str) -> None:
+    from worker import step, timespan
+
+    try:
+        step.retry_after(timespan.parse(text))
+    except ValueError as exc:
+        raise Misuse(str(exc)) from None
+
+
+def _save(name: str = "state") -> None:
+    from worker import files
+
+    path = _path(name)
+    if path is None:
+        print("agentctl save: not in a step (no STATE_DIRECTORY), so nothing was saved", file=sys.stderr)
+        return
+    first = os.read(0, _CHUNK)
+    if not first:
+        # As when the program before the pipe failed: its silence must not replace what was saved.
+        raise Misuse("nothing on standard input, so what was saved before is kept; 'agentctl save < FILE'")
+    files.replace(path, _chunks(first))
+
+
+def _load(name: str = "state") -> None:
+    from worker import files
+
+    path = _path(name)
+    if path is not None and os.path.exists(path):
+        with open(path, "rb") as file:
+            while data := file.read(_CHUNK):
+                files.write_all(1, data)
+
+
+def _note(what: str | None = None) -> None:
+    from worker import step
+
+    note = step.note()
+    if not note:
+        return
+    if what == "--json":
+        print(_json(note))
+    elif what is None:
+        print("\n".join(_readable(name, value) for name, value in note.items() if value is not None))
+    elif what in note:
+        print(_plain(note[what]))
+    else:
+        raise Misuse(f"the note has no {what!r}; it has {', '.join(note)}")
+
+
+def _path(name: str) -> str | None:
+    from worker import step
+
+    try:
+        return step.kept(name)
+    except ValueError as exc:
+        raise Misuse(f"{exc}; use one like 'summary' or 'summary.json'") from None
+
+
+def _chunks(first: bytes) -> Iterator[bytes]:
+    while first:
+        yield first
+        first = os.read(0, _CHUNK)
+
+
+def _readable(name: str, value: Any) -> str:
+    """Return one field for people; many lines stand indented below its name."""
+    text = _plain(value)
+    between = "\n" if "\n" in text else " "
+    return f"{name.replace('_', ' ')}:{between}{text}".replace("\n", "\n  ")
+
+
+def _plain(value: Any) -> str:
+    """Return text as it is, a list of texts as lines, nothing for null, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    return "" if value is None else _json(value)
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
+
+
+COMMANDS: dict[str, tuple[str, str, Callable[..., None]]] = {
+    "beat": ("[STATUS]", "I am alive (WATCHDOG=1), and what I am doing", _beat),
+    "progress": ("N[/M]", "I have done N, of M", _progress),
+    "spend": ("AMOUNT", "I have spent so much more", _spend),
+    "retry-after": ("SPAN", "if I end with exit status 75, let so long pass first", _retry_after),
+    "save": ("[NAME]", "keep standard input for my later attempts, atomically", _save),
+    "load": ("[NAME]", "print what was saved, or nothing", _load),
+    "note": ("[--json|FIELD]", "print how my last attempt ended, or nothing", _note),
+}

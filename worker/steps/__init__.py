@@ -1,0 +1,118 @@
+"""Programs of ours that run as a step's process: `http:` and `python:` steps.
+
+Each is started as `python -I -m worker.steps.NAME SPEC`, or by main(); SPEC is a JSON object.  Everybody on
+the machine can read a command line, so a SPEC names secrets and never holds one.  In its texts, `{secret:NAME}`,
+`{item}` and `{key}` stand for the secret of that name, $AGENT_ITEM and $AGENT_KEY; other braces stay.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+
+from worker import step
+
+TYPE_CHECKING = False  # see worker/step.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+# The longest single argument that the kernel hands to a program (MAX_ARG_STRLEN, execve(2)).
+SPEC_MAX = 128 * 1024 - 1
+_PLACEHOLDER = re.compile(r"\{(item|key|secret:([A-Za-z0-9_][A-Za-z0-9_.-]*))\}")
+
+
+class StepError(Exception):
+    """The step has failed; the message says why."""
+
+    exit_status = 1
+
+
+class NotNow(StepError):
+    """The step cannot be done now and may be tried again later."""
+
+    exit_status = step.AGAIN
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Run the program that the first of `arguments` names on the SPEC that follows, and exit."""
+    if arguments[0] == "http":
+        from worker.steps.http import fetch as program
+    else:
+        from worker.steps.python import call as program
+    sys.exit(run(program, arguments[1:]))
+
+
+def run(program: Callable[[dict[str, Any]], None], arguments: list[str]) -> int:
+    """Run `program` on the one SPEC in `arguments`; return the exit status, the reason being on stderr."""
+    try:
+        program(_spec(arguments))
+    except StepError as exc:
+        print(mask(str(exc)), file=sys.stderr, flush=True)
+        return exc.exit_status
+    return 0
+
+
+def fill(value: Any, lookup: Callable[[str], str]) -> Any:
+    """Return `value` with each placeholder in its texts, however deep, replaced by what `lookup` returns."""
+    if isinstance(value, str):
+        return _PLACEHOLDER.sub(lambda found: lookup(found[1]), value)
+    if isinstance(value, dict):
+        return {name: fill(inner, lookup) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [fill(inner, lookup) for inner in value]
+    return value
+
+
+def lookup(name: str) -> str:
+    """Return what the placeholder `{name}` stands for, or raise StepError."""
+    if name.startswith("secret:"):
+        try:
+            return step.secret(name.removeprefix("secret:"))
+        except LookupError as exc:
+            raise StepError(str(exc)) from None
+    found = os.environ.get(f"AGENT_{name.upper()}")
+    if found is None:
+        raise StepError(f"'{{{name}}}': this step has no {name}")
+    return found
+
+
+def secrets(value: Any) -> list[str]:
+    """Return the names of the secrets that `value` refers to, for a look at them before the run."""
+    names: dict[str, None] = {}
+
+    def note(name: str) -> str:
+        if name.startswith("secret:"):
+            names[name.removeprefix("secret:")] = None
+        return ""
+
+    fill(value, note)
+    return list(names)
+
+
+def mask(text: str) -> str:
+    """Return `text` with every secret of this step replaced by its placeholder, as in a URL or JSON too."""
+    from urllib.parse import quote, quote_plus
+
+    folder = os.environ.get("CREDENTIALS_DIRECTORY")
+    for name in sorted(os.listdir(folder)) if folder and os.path.isdir(folder) else []:
+        try:
+            value = step.secret(name)
+        except (LookupError, ValueError, OSError):
+            continue  # not text, so in no message either
+        for form in {value, quote(value, ""), quote(value), quote_plus(value), json.dumps(value)[1:-1]} - {""}:
+            text = text.replace(form, f"{{secret:{name}}}")
+    return text
+
+
+def _spec(arguments: list[str]) -> dict[str, Any]:
+    try:
+        (text,) = arguments
+        spec = json.loads(text)
+    except ValueError as exc:
+        raise StepError(f"needs one argument, a JSON object ({exc})") from None
+    if not isinstance(spec, dict):
+        raise StepError("needs one argument, a JSON object")
+    return spec

@@ -1,0 +1,343 @@
+"""An `http:` step's process: sends one request and prints the body of the answer, as it comes.
+
+SPEC: {method, url, headers, json | body | file, expect: {status: [...], json: {PATH: VALUE}}, timeout}, all
+but `url` optional.  `timeout` is the longest silence of the server in seconds; without it the task's own limits
+rule.  In a URL, what a placeholder stands for is percent-encoded, unless it stands at the start: then it begins
+the URL.  The request bears $AGENT_KEY as its Idempotency-Key.
+
+The step is done on 2xx, or on a status that `expect` names; it is tried again later when the server or the
+network cannot now, and failed on anything else, with the server's words about it in the log.  Proxies come from
+the environment (HTTPS_PROXY and its like), trusted certificates from the system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import time
+
+from worker import __version__, files, step
+from worker.steps import SPEC_MAX, NotNow, StepError, fill, lookup, run
+
+TYPE_CHECKING = False  # see worker/step.py
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from datetime import datetime
+    from typing import Any
+
+_KEYS = ("method", "url", "headers", "json", "body", "file", "expect", "timeout")
+_CONTENT = ("json", "body", "file")
+_TOKEN = "!#$%&'*+-.^_`|~"  # and letters and digits (RFC 9110, 5.6.2)
+_OWN_HEADERS = {"User-Agent": f"agent/{__version__}"}
+_NOT_NOW = (408, 425, 429)
+_REDIRECTED = ("GET", "HEAD")
+_REDIRECTS_MAX = 20
+_CONNECT = 30.0  # seconds
+_CHECKED_MAX = 16 * 1024 * 1024
+_REASON_MAX, _REASON_LINES = 4096, 10
+
+
+def problems(spec: Mapping[str, Any]) -> list[str]:
+    """Return everything that is wrong with `spec` as far as can be seen without sending it."""
+    found = [f"{key}: unknown key; there are {', '.join(_KEYS)}" for key in spec if key not in _KEYS]
+    if not _is_token(spec.get("method", "GET")):
+        found.append("method: is not one; write GET, POST, PUT ...")
+    if "url" not in spec:
+        found.append("url: is missing")
+    elif not (isinstance(spec["url"], str) and spec["url"].startswith("{")):  # or it is known only in the step
+        found += _url_problems(fill(spec["url"], lambda name: "x"))
+    found += _header_problems(spec.get("headers", {}))
+    given = [key for key in _CONTENT if key in spec]
+    if len(given) > 1:
+        found.append(f"{' and '.join(given)}: only one of them can be sent")
+    found += [f"{key}: must be text" for key in ("body", "file") if not isinstance(spec.get(key, ""), str)]
+    timeout = spec.get("timeout", 1)
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        found.append("timeout: must be a number of seconds above 0")
+    found += _expect_problems(spec.get("expect", {}))
+    if not found and len(json.dumps(spec)) > SPEC_MAX:
+        found.append("too long for a program's argument; put what is sent into a file and write 'file: PATH'")
+    return found
+
+
+def fetch(spec: dict[str, Any]) -> None:
+    """Send the request and print the answer's body; raise StepError unless it is what the step needs."""
+    wrong = problems(spec)
+    if wrong:
+        raise StepError("\n".join(f"http: {line}" for line in wrong))
+    httpx = _library()
+    with contextlib.ExitStack() as closed:
+        request = _request(spec, closed)
+        said = f"{request['method']} {_host(request['url'])}"
+        timeout = spec.get("timeout")
+        limits = httpx.Timeout(timeout, connect=min(_CONNECT, timeout or _CONNECT))
+        try:
+            client = closed.enter_context(httpx.Client(timeout=limits, headers=_OWN_HEADERS))
+            answer = _send(client, client.build_request(**request), _secret_headers(spec))
+            closed.callback(answer.close)
+            _judge(answer, spec.get("expect", {}), said)
+        except (
+            httpx.TimeoutException,
+            httpx.NetworkError,
+            httpx.RemoteProtocolError,
+            httpx.ProxyError,
+        ) as exc:
+            raise (StepError if _is_distrust(exc) else NotNow)(f"{said}: {_named(exc)}") from None
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError, ImportError) as exc:
+            raise StepError(f"{said}: {_named(exc)}") from None
+
+
+def retry_after(value: str, now: datetime) -> float | None:
+    """Return the seconds that a Retry-After header (RFC 9110) asks for, or None if it makes no sense."""
+    from datetime import UTC
+    from email.utils import parsedate_to_datetime
+
+    with contextlib.suppress(ValueError, OverflowError):
+        return max(0.0, float(int(value)))
+    with contextlib.suppress(ValueError, OverflowError):
+        then = parsedate_to_datetime(value)
+        return max(0.0, ((then if then.tzinfo else then.replace(tzinfo=UTC)) - now).total_seconds())
+    return None
+
+
+# -- what is sent
+
+
+def _library() -> Any:
+    for name in ("httpx2", "httpx"):  # the same interface; the second is what distributions have
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(name)
+    raise StepError("http: needs httpx2 or httpx; on Debian and Ubuntu: apt-get install python3-httpx")
+
+
+def _request(spec: dict[str, Any], closed: contextlib.ExitStack) -> dict[str, Any]:
+    """Return the arguments of build_request(), every placeholder filled in, or raise StepError."""
+    url = _filled_url(spec["url"])
+    wrong = _url_problems(url)
+    headers = {name.lower(): fill(value, lookup) for name, value in spec.get("headers", {}).items()}
+    wrong += _header_problems(headers)
+    if wrong:
+        raise StepError("\n".join(f"http: {line}" for line in wrong))
+    if "AGENT_KEY" in os.environ:
+        headers.setdefault("idempotency-key", os.environ["AGENT_KEY"])
+    content: Any = None
+    if "json" in spec:
+        content = json.dumps(fill(spec["json"], lookup), ensure_ascii=False).encode(errors="surrogateescape")
+        headers.setdefault("content-type", "application/json")
+    elif "body" in spec:
+        content = str(fill(spec["body"], lookup)).encode(errors="surrogateescape")
+    elif "file" in spec:
+        path = fill(spec["file"], lookup)
+        try:
+            content = closed.enter_context(open(path, "rb"))  # noqa: SIM115 - this is a context manager
+        except OSError as exc:
+            raise StepError(f"http: file: cannot read '{path}': {exc.strerror}") from None
+    method = spec.get("method", "GET" if content is None else "POST").upper()
+    raw = {name.encode(): value.encode(errors="surrogateescape") for name, value in headers.items()}
+    return {"method": method, "url": url, "headers": raw, "content": content}
+
+
+def _filled_url(template: str) -> str:
+    """Return the URL with its placeholders filled in: percent-encoded, except for one at the start."""
+    from urllib.parse import quote
+
+    head, brace, rest = template.partition("}") if template.startswith("{") else ("", "", template)
+    return str(fill(head + brace, lookup)) + str(fill(rest, lambda name: quote(lookup(name), safe="")))
+
+
+def _secret_headers(spec: dict[str, Any]) -> list[str]:
+    return [name for name, value in spec.get("headers", {}).items() if "{secret:" in value]
+
+
+def _send(client: Any, request: Any, secret_headers: list[str]) -> Any:
+    """Send the request and follow redirects as far as it is safe; another host is told no secret."""
+    for _ in range(_REDIRECTS_MAX):
+        answer = client.send(request, stream=True)
+        if answer.next_request is None or request.method not in _REDIRECTED:
+            return answer
+        answer.close()
+        following = answer.next_request
+        if _origin(following.url) != _origin(request.url):
+            for name in secret_headers:
+                following.headers.pop(name, None)
+        request = following
+    raise StepError(f"{request.method} {_host(str(request.url))}: more than {_REDIRECTS_MAX} redirects")
+
+
+def _origin(url: Any) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
+
+
+# -- what comes back
+
+
+def _judge(answer: Any, expect: dict[str, Any], said: str) -> None:
+    """Print the body if the status is what the step needs; raise StepError if not."""
+    code: int = answer.status_code
+    if code in expect["status"] if "status" in expect else 200 <= code < 300:
+        _print(answer, expect.get("json"), said)
+        return
+    said = f"{said}: {code} {answer.reason_phrase}".rstrip()
+    if code in _NOT_NOW or 500 <= code < 600:
+        from datetime import UTC, datetime
+
+        seconds = retry_after(answer.headers.get("Retry-After", ""), datetime.now(UTC))
+        if seconds is not None:
+            step.retry_after(seconds)
+        raise NotNow(said)
+    raise StepError("\n".join([said, *_reason(answer)]))
+
+
+def _print(answer: Any, expected: dict[str, Any] | None, said: str) -> None:
+    """Copy the body to standard output; keep it in memory only if there is something to check in it."""
+    kept = bytearray()
+    beat = _beats()
+    for chunk in answer.iter_bytes():
+        files.write_all(1, chunk)
+        next(beat)
+        if expected is not None:
+            kept += chunk
+            if len(kept) > _CHECKED_MAX:
+                raise StepError(f"{said}: the answer is too long to be checked (expect: json)")
+    if expected is not None:
+        _check(bytes(kept), expected, said)
+
+
+def _beats() -> Iterator[None]:
+    """Beat each time a value is taken, but no more often than the watchdog needs."""
+    every = int(os.environ.get("WATCHDOG_USEC") or 0) / 1e6 / 4
+    due = 0.0
+    while True:
+        if every and time.monotonic() >= due:
+            due = time.monotonic() + every
+            step.beat()
+        yield
+
+
+def _check(body: bytes, expected: dict[str, Any], said: str) -> None:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise StepError(f"{said}: the answer is not JSON ({exc})") from None
+    for path, value in expected.items():
+        found = _at(answer, path, said)
+        value = fill(value, lookup)
+        if json.dumps(found, sort_keys=True) != json.dumps(value, sort_keys=True):  # 1 is not true, as in Python
+            raise StepError(f"{said}: '{path}' in the answer is {_short(found)}, not {_short(value)}")
+
+
+def _at(answer: Any, path: str, said: str) -> Any:
+    found = answer
+    for name in path.split("."):
+        if isinstance(found, dict) and name in found:
+            found = found[name]
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            raise StepError(f"{said}: there is no '{path}' in the answer")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _reason(answer: Any) -> list[str]:
+    """Return the first lines of the body, fit for a log."""
+    kept = b""
+    for chunk in answer.iter_bytes():
+        kept += chunk
+        if len(kept) > _REASON_MAX:
+            break
+    lines = kept[:_REASON_MAX].decode(errors="replace").splitlines()
+    return ["".join(c if c.isprintable() else "\ufffd" for c in line) for line in lines[:_REASON_LINES]]
+
+
+def _is_distrust(exc: BaseException) -> bool:
+    """Return whether a certificate was refused, which waiting does not mend."""
+    import ssl
+
+    link: BaseException | None = exc
+    while link is not None:
+        if isinstance(link, ssl.SSLCertVerificationError):
+            return True
+        link = link.__cause__ or link.__context__
+    return False
+
+
+def _named(exc: Exception) -> str:
+    return f"{exc or 'no answer'} ({type(exc).__name__})"
+
+
+def _host(url: str) -> str:
+    """Return scheme, host and port of `url`: the rest of a URL often holds a secret that nobody declared."""
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+# -- what can be known before
+
+
+def _is_token(text: object) -> bool:
+    if not isinstance(text, str) or not text:
+        return False
+    return all(c in _TOKEN or (c.isascii() and c.isalnum()) for c in text)
+
+
+def _url_problems(url: object) -> list[str]:
+    if not isinstance(url, str):
+        return ["url: must be text"]
+    from urllib.parse import urlsplit
+
+    if any(c.isspace() or not c.isprintable() for c in url):
+        return ["url: has a space or a control character in it; write %20 for a space"]
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return ["url: its host or port cannot be read"]
+    if parts.scheme not in ("http", "https"):
+        return ["url: must begin with http:// or https://"]
+    return [] if parts.hostname else ["url: has no host"]
+
+
+def _header_problems(headers: object) -> list[str]:
+    if not isinstance(headers, dict):
+        return ["headers: must be a mapping of names to texts"]
+    found = []
+    for name, value in headers.items():
+        if not _is_token(name):
+            found.append(f"headers: {name!r} is not a header's name")
+        elif name.lower() in ("content-length", "transfer-encoding"):
+            found.append(f"headers: '{name}' follows from what is sent; leave it out")
+        elif not isinstance(value, str):
+            found.append(f"headers: the value of '{name}' must be text")
+        elif any(ord(c) < 32 or ord(c) == 127 for c in value) or value != value.strip():
+            found.append(f"headers: the value of '{name}' has a line break, or a space at its start or end")
+    return found
+
+
+def _expect_problems(expect: object) -> list[str]:
+    if not isinstance(expect, dict):
+        return ["expect: must be a mapping with 'status' or 'json'"]
+    found = [f"expect: {key!r}: unknown key; there are status, json" for key in expect if key not in ("status", "json")]
+    statuses = expect.get("status", [200])
+    if not (isinstance(statuses, list) and statuses and all(_is_status(code) for code in statuses)):
+        found.append("expect: 'status' must be a list of numbers from 200 to 599")
+    if not isinstance(expect.get("json", {}), dict):
+        found.append("expect: 'json' must be a mapping of paths to values, like {choices.0.finish_reason: stop}")
+    return found
+
+
+def _is_status(code: object) -> bool:
+    return isinstance(code, int) and 200 <= code <= 599
+
+
+if __name__ == "__main__":
+    sys.exit(run(fetch, sys.argv[1:]))
