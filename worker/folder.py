@@ -6,6 +6,7 @@ STATE/out/STEP             results, whole
 STATE/steps/STEP/          a step's own folder, kept between its attempts
 STATE/log/STEP.NUMBER      the log of an attempt that wrote a lot of it
 STATE/work/                where steps work unless the task says otherwise
+STATE/runs/NAME/           the same of another run that was here before
 STATE/lock                 held by the one worker; a kernel lock, so a dead worker holds nothing
 RUNTIME/                   sockets; gone with the machine
 """
@@ -31,6 +32,7 @@ class Places(NamedTuple):
     run: str
     root: str
     runtime: str
+    secrets: str | None = None  # the worker's own credentials (systemd.exec(5), CREDENTIALS_DIRECTORY)
 
     @property
     def ledger(self) -> str:
@@ -65,8 +67,14 @@ class Places(NamedTuple):
     def log(self, step: str, number: int) -> str:
         return f"{self.root}/log/{step}.{number}"
 
-    def notify(self, place: int) -> str:
-        return f"{self.runtime}/notify.{place}"
+    def notify(self, slot: int) -> str:
+        return f"{self.runtime}/notify.{slot}"
+
+    def note(self, slot: int) -> str:
+        return f"{self.runtime}/note.{slot}"
+
+    def credentials(self, slot: int) -> str:
+        return f"{self.runtime}/credentials.{slot}"
 
 
 def prepare(root: str, runtime: str | None) -> str:
@@ -75,9 +83,7 @@ def prepare(root: str, runtime: str | None) -> str:
     Raises StateError that names the path which cannot be made or written.
     """
     try:
-        os.makedirs(root, mode=0o750, exist_ok=True)
-        for name in ("out", "steps", "log", "work"):
-            os.makedirs(f"{root}/{name}", mode=0o750, exist_ok=True)
+        make(root)
         probe = f"{root}/.writable"
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640))
         os.unlink(probe)
@@ -100,6 +106,13 @@ def prepare(root: str, runtime: str | None) -> str:
     except OSError as exc:
         raise StateError(f"{runtime}: the runtime folder cannot be made: {exc.strerror}") from exc
     return runtime
+
+
+def make(root: str) -> None:
+    """Make those of the folders that are not there.  Raises OSError."""
+    os.makedirs(root, mode=0o750, exist_ok=True)
+    for name in ("out", "steps", "log", "work"):
+        os.makedirs(f"{root}/{name}", mode=0o750, exist_ok=True)
 
 
 def lock(root: str) -> int:

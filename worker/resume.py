@@ -9,7 +9,7 @@ read is set aside, never overwritten; if nothing sound is left the worker does n
 import os
 from typing import NamedTuple
 
-from worker import checkpoint, folder
+from worker import checkpoint, folder, shelf
 from worker.checkpoint import CheckpointError
 from worker.errors import StateError
 from worker.folder import Places
@@ -27,21 +27,39 @@ class Resumed(NamedTuple):
 def open_ledger(places: Places) -> Resumed:
     """Return the ledger of the state folder, which the caller has locked.
 
-    Raises StateError if nothing sound is left, if a newer version wrote it or if it belongs to
-    another run; then every file is where it was.
+    The state of another run is put on the shelf for it.  Raises StateError if nothing sound is left or
+    if a newer version wrote it; then every file is where it was.
     """
     notices: list[str] = []
+    other = _other_run(places)
+    if other is not None:
+        shelf.put_away(places, other)
+        notices.append(f"{places.root}: the state of the run '{other}' is kept in runs/{other}")
+    if shelf.take_out(places):
+        notices.append(f"{places.root}: the state of the run '{places.run}' is back from runs/{places.run}")
+    folder.make(places.root)
     ledger, broken = _open(places)
     if ledger is not None:
         _compare(ledger, places, notices)
     else:
         ledger = _rebuild(places, broken, notices)
-    try:
-        _bind(ledger, places)
-    except BaseException:
-        ledger.close()
-        raise
+    if ledger.fact("run") is None:
+        ledger.note({"run": places.run})
     return Resumed(ledger, notices)
+
+
+def _other_run(places: Places) -> str | None:
+    """Return the name of the run whose state is here, if it is another one than ours."""
+    ledger, _broken = _open(places)
+    if ledger is not None:
+        name = ledger.fact("run")
+        ledger.close()
+    else:
+        try:
+            name = checkpoint.header(places.checkpoint).run
+        except (CheckpointError, OSError):
+            name = None
+    return None if name in (None, places.run) else name
 
 
 def _open(places: Places) -> tuple[SqliteLedger | None, str | None]:
@@ -63,9 +81,7 @@ def _compare(ledger: SqliteLedger, places: Places, notices: list[str]) -> None:
         if head.revision > ledger.revision():
             _head, rows = checkpoint.load(places.checkpoint)
             added = ledger.restore(rows)
-            notices.append(
-                f"{places.ledger}: older than checkpoint.json; {added} attempts taken over from there"
-            )
+            notices.append(f"{places.ledger}: older than checkpoint.json; {added} attempts taken over from there")
     except FileNotFoundError:
         pass
     except (CheckpointError, OSError) as exc:
@@ -103,15 +119,3 @@ def _hopeless(places: Places, what: str) -> StateError:
         f"nothing was changed; put a sound checkpoint.json into {places.root}, "
         f"or begin anew with: mv {places.root}/ledger.db {places.root}/checkpoint.json /var/tmp/",
     )
-
-
-def _bind(ledger: SqliteLedger, places: Places) -> None:
-    """A state folder belongs to one run: its name is part of every key."""
-    name = ledger.fact("run")
-    if name is None:
-        ledger.note({"run": places.run})
-    elif name != places.run:
-        raise StateError(
-            f"{places.root}: holds the run '{name}', the configuration says '{places.run}'",
-            "give the run its old name back, or use another state folder (--state, or move this one away)",
-        )

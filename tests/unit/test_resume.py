@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.plans import ENDED
 from worker import checkpoint, folder, resume
 from worker.errors import StateError, StateHeld
 from worker.folder import Places
-from worker.ledger import Claim, Ending
+from worker.ledger import Claim
 from worker.ledger.sqlite import SqliteLedger
 
 Damage = Callable[[bytes], bytes]
@@ -32,9 +33,18 @@ def places(tmp_path: Path) -> Places:
     ledger.record([], [Claim(name, 1, "abc", 1000.0, "boot") for name in "abc"])
     ledger.record(
         [
-            Ending("a", 1, "done", False, False, "", 0, 1001.0, None, "grün\n".encode(), 6, b"", 0),
-            Ending(
-                "b", 1, "failed", True, False, "exited with status 3", 3, 1002.0, 1012.0, b"\xff", 1, b"e", 1
+            ENDED._replace(output="grün\n".encode(), output_size=6),
+            ENDED._replace(
+                step="b",
+                outcome="failed",
+                counted=True,
+                cause="exited with status 3",
+                status=3,
+                delay=10.0,
+                output=b"\xff",
+                output_size=1,
+                log=b"e",
+                log_size=1,
             ),
         ],
         [],
@@ -120,9 +130,7 @@ def test_a_ledger_that_knows_less_than_the_checkpoint_is_completed(places: Place
     old.close()
     resumed = resume.open_ledger(places)
     assert sorted(facts(resumed.ledger)) == sorted(ALL)
-    resumed.ledger.record(
-        [Ending("c", 1, "done", False, False, "", 0, 1.0, None, b"", 0, b"", 0)], []
-    )  # and can be worked with
+    resumed.ledger.record([ENDED._replace(step="c")], [])  # and can be worked with
     resumed.ledger.close()
 
 
@@ -137,12 +145,53 @@ def test_a_wal_without_its_ledger_does_not_meet_the_new_one(places: Places) -> N
     resumed.ledger.close()
 
 
-def test_a_state_folder_belongs_to_one_run(places: Places) -> None:
+def test_another_run_finds_an_empty_folder_and_the_first_one_comes_back(places: Places) -> None:
     """
-    Another run's name means other keys: refused, with what to do.
+    A list with another name is another run; the state of the one before is kept, whole, until its name returns.
     """
-    with pytest.raises(StateError, match="holds the run 'demo'"):
-        resume.open_ledger(places._replace(run="other"))
+    Path(places.output("a")).write_text("result")
+    other = places._replace(run="other")
+    resumed = resume.open_ledger(other)
+    assert facts(resumed.ledger) == []
+    assert "'demo' is kept in runs/demo" in resumed.notices[0]
+    assert os.listdir(places.out) == []
+    resumed.ledger.close()
+
+    resumed = resume.open_ledger(places)
+    assert facts(resumed.ledger) == ALL
+    assert Path(places.output("a")).read_text() == "result"
+    resumed.ledger.close()
+    assert os.listdir(f"{places.root}/runs") == ["other"]
+
+
+@pytest.mark.parametrize("moves", range(7))
+def test_a_crash_while_runs_change_places_is_finished_by_the_next_start(
+    places: Places, moves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Cut off after any rename: the next start of either run finds everything of its own.
+    """
+    Path(places.output("a")).write_text("result")
+    real, left = os.rename, [moves]
+
+    def rename(source: str, target: str) -> None:
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        real(source, target)
+
+    for run in ("other", "demo"):  # put away, then taken out again
+        left[0] = moves
+        monkeypatch.setattr(os, "rename", rename)
+        try:
+            resume.open_ledger(places._replace(run=run)).ledger.close()
+        except KeyboardInterrupt:
+            folder.make(places.root)  # as every start does first
+        monkeypatch.setattr(os, "rename", real)
+        resumed = resume.open_ledger(places._replace(run=run))
+        assert facts(resumed.ledger) == (ALL if run == "demo" else [])
+        resumed.ledger.close()
+    assert Path(places.output("a")).read_text() == "result"
 
 
 def test_a_second_worker_is_refused_with_the_pid_of_the_first(places: Places) -> None:
@@ -150,8 +199,7 @@ def test_a_second_worker_is_refused_with_the_pid_of_the_first(places: Places) ->
     Case R3: and asking who holds the folder never takes the lock.
     """
     code = (
-        "import sys; from worker import folder\n"
-        "folder.lock(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+        "import sys; from worker import folder\nfolder.lock(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
     )
     first = subprocess.Popen(
         [sys.executable, "-c", code, places.root], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
