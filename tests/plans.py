@@ -1,11 +1,30 @@
 """Plans and ledger rows for tests that need no file."""
 
-from worker.config import Retry, Task
 from worker.errors import Mark
-from worker.ledger import Row
+from worker.ledger import Ending, Row
 from worker.plan import Plan, Step
+from worker.task import Retry, Task
 
 RETRY = Retry(attempts=3, delay=10.0)
+ENDED = Ending(
+    step="a",
+    number=1,
+    outcome="done",
+    counted=False,
+    final=False,
+    cause="",
+    status=0,
+    ended=1001.0,
+    took=1.0,
+    delay=0.0,
+    progress=0.0,
+    spend=0.0,
+    detail="",
+    output=b"",
+    output_size=0,
+    log=b"",
+    log_size=0,
+)
 
 
 def task(name: str, run: str = "true", retry: Retry = RETRY) -> Task:
@@ -13,19 +32,35 @@ def task(name: str, run: str = "true", retry: Retry = RETRY) -> Task:
         id=name,
         mark=Mark("list.yaml", 1, 1),
         run=run,
+        http=None,
+        python=None,
+        args="{}",
         shell=("/bin/sh", "-c"),
         env={},
         env_files=(),
         env_file_marks=(),
+        secrets=(),
         cwd=None,
         cwd_mark=None,
         foreach=None,
         foreach_mark=None,
+        needs=(),
+        needs_marks=(),
+        before=None,
+        after=None,
+        expect=None,
         timeout=None,
         stall_after=None,
         watchdog=None,
+        progress_every=None,
         retry=retry,
     )
+
+
+def graph(**needs: tuple[str, ...]) -> Plan:
+    """Return a plan in which each named task needs the tasks listed."""
+    steps = tuple(Step(name, task(name)._replace(needs=needed), None) for name, needed in needs.items())
+    return Plan(steps, {step.id: step for step in steps})
 
 
 def plan_of(*names: str, run: str = "true") -> Plan:
@@ -48,7 +83,11 @@ def row(seq: int, step: str, outcome: str | None, plan: Plan, **values: object) 
         "cause": "",
         "status": None,
         "ended": 1001.0 if outcome else None,
-        "retry_at": None,
+        "took": 1.0,
+        "delay": 0.0,
+        "progress": 0.0,
+        "spend": 0.0,
+        "detail": "",
         "output_size": 0,
         "log_size": 0,
     }

@@ -16,14 +16,29 @@ WAITING, RUNNING, DONE, FAILED = range(4)
 
 
 class Progress(NamedTuple):
-    """What is known of a step that is not done: its last attempt, failures that count, when to go on."""
+    """What is known of a step that is not done, from its attempts so far."""
 
-    number: int = 0
-    failures: int = 0
+    number: int = 0  # of the last attempt
+    failures: int = 0  # that count against its attempts
+    deferrals: int = 0  # "not now", one after the other
+    waited: float = 0.0  # seconds spent on these, of the step's patience
+    best: float = 0.0  # the furthest progress it ever reported
     retry_at: float = -math.inf  # monotonic clock
 
 
-_UNTRIED = Progress()
+UNTRIED = Progress()
+
+
+class _Block:
+    """The steps of one task, which stand together in the plan."""
+
+    __slots__ = ("end", "first", "needs", "undone")
+
+    def __init__(self, first: int, needs: tuple[str, ...]) -> None:
+        self.first = first  # all steps before this one are done or failed
+        self.end = first
+        self.needs = needs
+        self.undone = 0
 
 
 class Board:
@@ -31,10 +46,20 @@ class Board:
 
     def __init__(self, plan: Plan) -> None:
         self._steps = plan.steps
+        self._by_id = plan.by_id
         self._states: dict[str, int] = {}  # those that are not waiting
         self._counts = [len(plan.steps), 0, 0, 0]
         self._progress: dict[str, Progress] = {}
-        self._finished = 0  # so many steps at the front of the list are done or failed
+        self._waits: dict[str, float] = {}  # when steps that were tried may go on (monotonic clock)
+        self._blocks: dict[str, _Block] = {}
+        for place, step in enumerate(plan.steps):
+            block = self._blocks.get(step.task.id)
+            if block is None:
+                block = self._blocks[step.task.id] = _Block(place, step.task.needs)
+            block.end = place + 1
+            block.undone += 1
+        self._order = list(self._blocks.values())
+        self._front = 0  # all blocks before this one are finished
 
     @property
     def total(self) -> int:
@@ -47,29 +72,47 @@ class Board:
         return self._states.get(step, WAITING)
 
     def set(self, step: str, state: int) -> None:
-        self._counts[self.state(step)] -= 1
+        before = self.state(step)
+        self._counts[before] -= 1
         self._counts[state] += 1
         self._states[step] = state
-        if state == DONE:
+        if state != WAITING:
+            self._waits.pop(step, None)
+        if state == DONE and before != DONE:
+            self._blocks[self._by_id[step].task.id].undone -= 1
             self._progress.pop(step, None)
 
     def progress(self, step: str) -> Progress:
-        return self._progress.get(step, _UNTRIED)
+        return self._progress.get(step, UNTRIED)
 
     def set_progress(self, step: str, progress: Progress) -> None:
         self._progress[step] = progress
+        self._waits[step] = progress.retry_at
 
-    def unfinished(self) -> Iterator[Step]:
-        """Yield the steps that are neither done nor failed, in the order of the list.
+    def waits(self, now: float) -> list[float]:
+        """Return when the steps that wait for their next attempt may go on, as far as that is after `now`."""
+        return [retry_at for retry_at in self._waits.values() if retry_at > now]
 
-        Those that are finished at the front are passed over once and for all.
+    def ready(self) -> Iterator[Step]:
+        """Yield the steps that are neither done nor failed and need no undone one, in the order of the list.
+
+        What is finished at the front of the list, or of a task's steps, is passed over once and for all.
         """
-        steps = self._steps
-        while self._finished < len(steps) and self.state(steps[self._finished].id) >= DONE:
-            self._finished += 1
-        for place in range(self._finished, len(steps)):
-            if self.state(steps[place].id) < DONE:
-                yield steps[place]
+        while self._front < len(self._order) and self._finished(self._order[self._front]):
+            self._front += 1
+        for index in range(self._front, len(self._order)):
+            block = self._order[index]
+            if any(self._blocks[need].undone for need in block.needs) or self._finished(block):
+                continue
+            for place in range(block.first, block.end):
+                if self.state(self._steps[place].id) < DONE:
+                    yield self._steps[place]
+
+    def _finished(self, block: _Block) -> bool:
+        """Move the block's front past finished steps; return whether there are no others."""
+        while block.first < block.end and self.state(self._steps[block.first].id) >= DONE:
+            block.first += 1
+        return block.first == block.end
 
 
 class Replay(NamedTuple):
@@ -87,7 +130,7 @@ def replay(plan: Plan, rows: Iterable[Row], counted_from: int, now: Now) -> Repl
     Steps are matched by id.  A done step stays done even if its definition has changed: it is
     reported, not done again.  Failures count while they are newer than the row `counted_from` and
     the definition is the same: who mends a step gets all its attempts anew.  A wait for the next
-    attempt goes on where it was, and is never longer than the step's own delay, whatever the wall
+    attempt goes on where it was, and is never longer than it was meant to be, whatever the wall
     clock did meanwhile.
     """
     board = Board(plan)
@@ -107,8 +150,25 @@ def replay(plan: Plan, rows: Iterable[Row], counted_from: int, now: Now) -> Repl
                 changed.append(row.step)
             continue
         counts = same and row.seq > counted_from
-        failures = board.progress(row.step).failures + (counts and row.counted)
-        wait = min(row.retry_at - now.wall, step.task.retry.delay) if counts and row.retry_at else 0.0
-        board.set_progress(row.step, Progress(row.number, failures, now.monotonic + wait))
+        board.set_progress(row.step, _after(board.progress(row.step), row, counts, now))
         board.set(row.step, FAILED if counts and row.final else WAITING)
     return Replay(board, unclosed, changed, gone)
+
+
+def _after(before: Progress, row: Row, counts: bool, now: Now) -> Progress:
+    """Return what is known after one more attempt; one that does not count leaves its number."""
+    if not counts:
+        return before._replace(number=row.number, retry_at=now.monotonic)
+    wait = max(0.0, min(row.ended + row.delay - now.wall, row.delay)) if row.ended is not None else 0.0
+    known = advance(before, row.outcome or "", row.counted, row.took + row.delay, row.progress)
+    return known._replace(number=row.number, retry_at=now.monotonic + wait)
+
+
+def advance(before: Progress, outcome: str, counted: bool, spent: float, progress: float) -> Progress:
+    """Return the counts after an attempt with this outcome, which with its wait took `spent` seconds."""
+    best = max(before.best, progress)
+    if outcome == ledger.DEFERRED:
+        return before._replace(deferrals=before.deferrals + 1, waited=before.waited + spent, best=best)
+    if outcome == ledger.INTERRUPTED and not counted:
+        return before._replace(best=best)
+    return before._replace(failures=before.failures + counted, deferrals=0, waited=0.0, best=best)

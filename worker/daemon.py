@@ -31,7 +31,8 @@ def run(config_path: str, state_folder: Callable[[str], str], environ: Mapping[s
         steps = plan.build(settings)
         root = state_folder(settings.run)
         runtime = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
-        places = Places(settings.run, root, folder.prepare(root, runtime or None))
+        secrets = environ.get("CREDENTIALS_DIRECTORY")
+        places = Places(settings.run, root, folder.prepare(root, runtime or None), secrets)
         log = Journal(settings.run, send)
         notifier.starting(_STAGE)
         return _work(settings, steps, places, log, notifier, environ)
@@ -54,7 +55,7 @@ def _work(
 ) -> int:
     lock = folder.lock(places.root)  # held until the process ends
     assert lock >= 0
-    sandbox.check(steps)
+    sandbox.check(steps, places.secrets)
     resumed = resume.open_ledger(places)
     try:
         for notice in resumed.notices:

@@ -1,16 +1,21 @@
 """Decisions: which step next, and what follows from how an attempt ended.
 
-Plain data in, plain data out; no clock, no disk, no process.
+Plain data in, plain data out; no clock, no disk, no process, no dice.
 """
 
 import math
 from typing import NamedTuple
 
 from worker import board as states
-from worker.board import Board
-from worker.config import Retry
-from worker.ledger import DONE, FAILED, INTERRUPTED, STALLED
+from worker.board import Board, Progress
+from worker.errors import TEMPORARY
+from worker.ledger import AGAIN, DEFERRED, DONE, FAILED, INTERRUPTED, STALLED
 from worker.plan import Step
+from worker.task import Retry
+from worker.timespan import show
+
+# The most that a server's Retry-After is obeyed for; some say 10^9.
+_RETRY_AFTER_MAX = 3600.0
 
 
 class Next(NamedTuple):
@@ -24,26 +29,23 @@ class Next(NamedTuple):
 def next_steps(board: Board, slots: int, now: float, stop_on_failure: bool) -> Next:
     """Return what to do at the time `now` (monotonic clock) with `slots` places for steps.
 
-    The order of the list decides.  A step that waits for its next attempt keeps its place: with one
-    slot the list is a strict sequence, and a later step never overtakes one that has failed once.
+    The order of the list decides who starts first, `needs` who must wait.  A step that waits for its
+    next attempt keeps its place: with one slot the list is a strict sequence, and a later step never
+    overtakes one that has failed once.
     """
-    halted = stop_on_failure and board.count(states.FAILED) > 0
+    running = board.count(states.RUNNING)
+    if stop_on_failure and board.count(states.FAILED) > 0:
+        return Next([], finished=None if running else FAILED)
+    waits = board.waits(now)
+    free = slots - running - len(waits)
     start: list[Step] = []
-    wake_at, used = math.inf, 0
-    for step in board.unfinished():
-        if used == slots:
+    for step in board.ready():
+        if len(start) >= free:
             break
-        if board.state(step.id) == states.RUNNING:
-            used += 1
-        elif not halted:
-            used += 1
-            retry_at = board.progress(step.id).retry_at
-            if retry_at <= now:
-                start.append(step)
-            else:
-                wake_at = min(wake_at, retry_at)
-    if used:
-        return Next(start, wake_at)
+        if board.state(step.id) == states.WAITING and board.progress(step.id).retry_at <= now:
+            start.append(step)
+    if start or running or waits:
+        return Next(start, min(waits, default=math.inf))
     return Next([], finished=FAILED if board.count(states.FAILED) else DONE)
 
 
@@ -52,12 +54,18 @@ class End(NamedTuple):
 
     `limit`: the limit it passed, if we ended it for that.  `status`: exit code, negative for a
     signal, None if nobody knows.  `why`: set where there is more to say than the status does.
+    `took` in seconds.  `progress`: the furthest it got.  `saved`: its own folder has changed.
+    `retry_after`: seconds it was told to wait.
     """
 
     status: int | None
     limit: str | None = None
     interrupted_by: str | None = None  # "stop", "reboot" or "worker"
     why: str = ""
+    took: float = 0.0
+    progress: float = 0.0
+    saved: bool = False
+    retry_after: float | None = None
 
 
 class Verdict(NamedTuple):
@@ -70,14 +78,42 @@ class Verdict(NamedTuple):
     delay: float
 
 
-def judge(end: End, failures: int, retry: Retry) -> Verdict:
-    """Return what follows from `end`, the step having failed `failures` times before."""
+def judge(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
+    """Return what follows from `end`, given what is known of the step; `chance` is from [0, 1)."""
     if end.interrupted_by in ("stop", "reboot"):
         return Verdict(INTERRUPTED, _CAUSES[end.interrupted_by], False, False, 0.0)
-    if end.interrupted_by is None and end.limit is None and end.status == 0 and not end.why:
-        return Verdict(DONE, "", False, False, 0.0)
-    final = failures + 1 >= retry.attempts
-    delay = 0.0 if final or end.interrupted_by else retry.delay
+    if end.interrupted_by is None and end.limit is None:
+        if end.status == 0 and not end.why:
+            return Verdict(DONE, "", False, False, 0.0)
+        if end.status == TEMPORARY:
+            return _not_now(end, past, retry, chance)
+    return _failed(end, past, retry)
+
+
+def _not_now(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
+    """Exit 75: again at once if it got further or saved something, else later, while patience lasts.
+
+    The wait is drawn from zero to a bound that doubles ("full jitter"), so that many who were turned
+    away together do not come back together.
+    """
+    if end.progress > past.best or end.saved:
+        return Verdict(AGAIN, "asked to be started afresh", False, False, 0.0)
+    left = retry.patience - past.waited - end.took
+    if left <= 0:
+        cause = f"said 'not now' for {show(past.waited + end.took)}, longer than its patience"
+        return Verdict(FAILED, cause, True, True, 0.0)
+    delay = chance * min(retry.max_delay, retry.delay * 2.0 ** min(past.deferrals, 60))
+    if end.retry_after is not None:
+        delay = max(delay, min(end.retry_after, _RETRY_AFTER_MAX))
+    return Verdict(DEFERRED, end.why or "said 'not now' (exit 75)", False, False, min(delay, left))
+
+
+def _failed(end: End, past: Progress, retry: Retry) -> Verdict:
+    """Counted: after the last of its attempts the step has failed for good."""
+    final = past.failures + 1 >= retry.attempts or end.status in retry.never
+    delay = 0.0
+    if not final and not end.interrupted_by:
+        delay = min(max(retry.max_delay, retry.delay), retry.delay * 2.0 ** min(past.failures, 60))
     outcome = STALLED if end.limit else FAILED
     if end.interrupted_by and not final:
         outcome = INTERRUPTED

@@ -44,14 +44,10 @@ class Disk:
                 result = action()
             except (StorageFull, OSError) as exc:
                 if isinstance(exc, OSError) and exc.errno not in _FULL:
-                    raise StateError(
-                        f"{what}: cannot be written: {exc.strerror}", "mend that, start again"
-                    ) from exc
+                    raise StateError(f"{what}: cannot be written: {exc.strerror}", "mend that, start again") from exc
                 self._tell(what, exc)
                 if clock.monotonic() >= gives_up:
-                    raise StateError(
-                        f"{what}: no space for {show(PATIENCE)}", "make room, start again"
-                    ) from exc
+                    raise StateError(f"{what}: no space for {show(PATIENCE)}", "make room, start again") from exc
             else:
                 if self.waiting_for is not None:
                     self._journal.event("waiting", f"{what}: written; going on", priority=NOTICE)

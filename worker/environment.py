@@ -16,8 +16,16 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name in _INHERITED or name.startswith("LC_")}
 
 
-def build(base: Mapping[str, str], step: Step, number: int, places: Places, notify: str) -> dict[str, str]:
-    """Return the whole environment of attempt `number` of `step`.
+def build(
+    base: Mapping[str, str],
+    step: Step,
+    number: int,
+    places: Places,
+    notify: str,
+    note: str | None,
+    secrets: str | None,
+) -> dict[str, str]:
+    """Return the whole environment of attempt `number` of `step`; the last three are paths.
 
     Raises ConfigError if an env_file can no longer be read.
     """
@@ -36,6 +44,10 @@ def build(base: Mapping[str, str], step: Step, number: int, places: Places, noti
     )
     if step.item is not None:
         env["AGENT_ITEM"] = step.item
+    if note is not None:
+        env["AGENT_NOTE"] = note
+    if secrets is not None:
+        env["CREDENTIALS_DIRECTORY"] = secrets
     if step.task.watchdog is not None:
         # WATCHDOG_PID stays away: whichever process of the step beats is welcome (sd_watchdog_enabled(3)).
         env["WATCHDOG_USEC"] = str(int(step.task.watchdog * 1e6))

@@ -13,6 +13,7 @@ FAULT = 1  # a bug of ours; restarted
 OUT_OF_BUDGET = 69
 STEP_FAILED = 70
 STATE_UNUSABLE = 73
+TEMPORARY = 75  # a step's "not now" (EX_TEMPFAIL of sysexits.h)
 WORK_LEFT = 75  # ended early, e.g. by a stray SIGTERM; restarted
 STATE_HELD = 77
 CONFIG = 78

@@ -24,6 +24,8 @@ MESSAGE_IDS = {
     "step-done": "22dcbde21e7f4a59ae144ce7a28598fa",
     "step-failed": "07e1d6de5ad34efba2573f2ebea18f69",
     "step-retry": "396f6c52977547d1ada22f3c7b1717fe",
+    "step-deferred": "5afe807229544d76ba54cbf386b66596",
+    "step-again": "9aad33de3e0a4c308aaee877ea56b00d",
     "step-interrupted": "28761534c586451f8f454b462793a9e5",
     "step-ending": "be5363fc28ce4327b7c925551458cffb",
     "leftovers": "57bf8a79479d4b749ca813a7bf45f63d",
@@ -134,10 +136,7 @@ def _journal_sender() -> Send | None:
             journal.sendv(
                 f"MESSAGE={message}",
                 f"PRIORITY={priority}",
-                *(
-                    f"{name}={value}"
-                    for name, value in ({"SYSLOG_IDENTIFIER": "agent"} | dict(fields)).items()
-                ),
+                *(f"{name}={value}" for name, value in ({"SYSLOG_IDENTIFIER": "agent"} | dict(fields)).items()),
             )
         except OSError:
             _print_with_priority(message, priority, fields)  # journald is restarting

@@ -57,6 +57,13 @@ class Spool:
         """Return the whole stream if it is `inline`, else its last bytes."""
         return bytes(self._memory) if self.inline else self._tail
 
+    def beginning(self, most: int) -> bytes:
+        """Return up to `most` bytes from the beginning of the stream, as far as it has been written."""
+        if self.inline:
+            return bytes(self._memory[:most])
+        with open(self.path, "rb") as file:
+            return file.read(most)
+
     def publish(self, path: str) -> None:
         """Give the stream the name `path`, as a whole; may be called again if it raises OSError.
 

@@ -7,13 +7,16 @@ every environment file in order) or raises one ConfigError with all that is wron
 
 import gc
 import hashlib
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from worker import config, envfile, textfile
-from worker.config import Config, Task
+from worker import envfile, task, textfile
+from worker.config import Config
 from worker.errors import ConfigError, Mark, Problem, quote
+from worker.task import Command, Task
 
 if TYPE_CHECKING:
     from hashlib import blake2b
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
 _LONGEST_ID = 200  # bytes: leaves room in a file name for the endings that state files have
 _DIGEST = 8  # bytes
 _NO_ITEM = re.compile("[\0\n\ud800-\udfff]")
+# Isolated (-I): neither the step's environment nor its folder decides what our programs import.
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker.steps import main; main(sys.argv[2:])"
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OUR_PROGRAM = (sys.executable, "-I", "-c", _BOOT, _ROOT)
 _SAFE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789:_."
 _ESCAPES = {byte: f"\\x{byte:02x}" for byte in range(256) if chr(byte) not in _SAFE} | {ord("/"): "-"}
 
@@ -33,13 +40,20 @@ class Step(NamedTuple):
     item: str | None
 
     def argv(self) -> list[str]:
-        """Return the program and its arguments; a shell's text is never changed, a list gets the item."""
-        run = self.task.run
-        if isinstance(run, str):
-            return [*self.task.shell, run]
+        """Return the program of the step and its arguments; http and python steps are programs of ours."""
+        if self.task.run is not None:
+            return self.command(self.task.run)
+        if self.task.http is not None:
+            return [*_OUR_PROGRAM, "http", self.task.http]
+        return [*_OUR_PROGRAM, "python", f'{{"call": "{self.task.python}", "args": {self.task.args}}}']
+
+    def command(self, command: Command) -> list[str]:
+        """Return a command's arguments; a shell's text is never changed, a list gets the item."""
+        if isinstance(command, str):
+            return [*self.task.shell, command]
         if self.item is None:
-            return list(run)
-        return [argument.replace(config.ITEM, self.item) for argument in run]
+            return list(command)
+        return [argument.replace(task.ITEM, self.item) for argument in command]
 
 
 class Plan:
@@ -97,35 +111,74 @@ def step_id(task_id: str, item: str) -> str:
 def _build(config: Config) -> Plan:
     problems = _env_file_problems(config)
     by_id: dict[str, Step] = {}
-    for task in config.tasks:
-        if task.foreach is None:
-            by_id[task.id] = Step(task.id, task, None)
-            continue
-        try:
-            items, place = _items(task)
-        except ConfigError as exc:
-            problems += exc.problems
-            continue
-        for index, item in enumerate(items):
-            if not item or _NO_ITEM.search(item):
-                problems.append(_bad_item(item, place(index)))
-                continue
-            name = step_id(task.id, item)
-            if name in by_id:
-                problems.append(
-                    Problem(place(index), f"foreach: the item {quote(item)} is there twice", "remove one")
-                )
-            by_id[name] = Step(name, task, item)
+    for entry in config.tasks:
+        if entry.foreach is None:
+            by_id[entry.id] = Step(entry.id, entry, None)
+        else:
+            _expand(entry, by_id, problems)
+    problems += _needs_problems(config.tasks)
     if problems:
         raise ConfigError(problems)
     return Plan(tuple(by_id.values()), by_id)
 
 
+def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> None:
+    """Add a step for each item of a task's foreach."""
+    try:
+        items, place = _items(entry)
+    except ConfigError as exc:
+        problems += exc.problems
+        return
+    for index, item in enumerate(items):
+        if not item or _NO_ITEM.search(item):
+            problems.append(_bad_item(item, place(index)))
+            continue
+        name = step_id(entry.id, item)
+        if name in by_id:
+            what = f"foreach: the item {quote(item)} is there twice"
+            problems.append(Problem(place(index), what, "remove one"))
+        by_id[name] = Step(name, entry, item)
+
+
+def _needs_problems(tasks: Sequence[Task]) -> list[Problem]:
+    """Return what is wrong with `needs`: tasks that are not there, and circles."""
+    by_id = {entry.id: entry for entry in tasks}
+    problems: list[Problem] = []
+    for entry in tasks:
+        for need, mark in zip(entry.needs, entry.needs_marks, strict=True):
+            if need not in by_id:
+                close = f"the tasks are: {', '.join(list(by_id)[:8])}{' ...' if len(by_id) > 8 else ''}"
+                problems.append(Problem(mark, f"needs: there is no task {quote(need)}", close))
+    if problems or not any(entry.needs for entry in tasks):
+        return problems
+    return _circles(by_id)
+
+
+def _circles(by_id: dict[str, Task]) -> list[Problem]:
+    """Return a problem for each circle of needs."""
+    import graphlib  # only for the lists that have needs
+
+    graph = {entry.id: entry.needs for entry in by_id.values()}
+    problems: list[Problem] = []
+    while True:
+        try:
+            graphlib.TopologicalSorter(graph).prepare()
+            return problems
+        except graphlib.CycleError as exc:
+            circle: list[str] = exc.args[1][::-1]  # each needs the next, the last is the first again
+            entry = by_id[circle[0]]
+            mark = entry.needs_marks[entry.needs.index(circle[1])]
+            what = f"needs: these wait for each other: {' needs '.join(circle)}"
+            problems.append(Problem(mark, what, "take one of them out"))
+            for name in circle[1:]:
+                del graph[name]
+
+
 def _env_file_problems(config: Config) -> list[Problem]:
     problems: list[Problem] = []
     seen: set[str] = set()
-    for task in config.tasks:
-        for path, mark in zip(task.env_files, task.env_file_marks, strict=True):
+    for entry in config.tasks:
+        for path, mark in zip(entry.env_files, entry.env_file_marks, strict=True):
             if path in seen:
                 continue
             seen.add(path)
@@ -136,25 +189,21 @@ def _env_file_problems(config: Config) -> list[Problem]:
     return problems
 
 
-def _items(task: Task) -> tuple[Sequence[str], Callable[[int], Mark]]:
+def _items(entry: Task) -> tuple[Sequence[str], Callable[[int], Mark]]:
     """Return the items of a task's foreach, and where to look for the n-th of them."""
-    foreach = task.foreach
-    mark = task.foreach_mark or task.mark
-    if isinstance(foreach, config.Items):
+    foreach = entry.foreach
+    mark = entry.foreach_mark or entry.mark
+    if isinstance(foreach, task.Items):
         marks = foreach.marks
         return foreach.texts, lambda index: marks[index]
-    if isinstance(foreach, config.Range):
-        return [
-            str(n).zfill(foreach.width) for n in range(foreach.first, foreach.last + 1)
-        ], lambda index: mark
-    if isinstance(foreach, config.Lines):
+    if isinstance(foreach, task.Range):
+        return [str(n).zfill(foreach.width) for n in range(foreach.first, foreach.last + 1)], lambda index: mark
+    if isinstance(foreach, task.Lines):
         path = foreach.path
         lines = textfile.read(path, mark).split("\n")
         numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
         if not numbers:
-            raise ConfigError(
-                [Problem(mark, f"foreach: {path!r} has no lines with anything on them", "add one")]
-            )
+            raise ConfigError([Problem(mark, f"foreach: {path!r} has no lines with anything on them", "add one")])
         return [lines[number - 1] for number in numbers], lambda index: Mark(path, numbers[index], 1)
     assert foreach is not None
     return _matches(foreach.pattern, mark), lambda index: mark
@@ -165,9 +214,7 @@ def _matches(pattern: str, mark: Mark) -> list[str]:
 
     matches = sorted(glob.glob(pattern, recursive=True))
     if not matches:
-        raise ConfigError(
-            [Problem(mark, f"foreach: nothing matches {pattern!r}", "check the pattern and its folder")]
-        )
+        raise ConfigError([Problem(mark, f"foreach: nothing matches {pattern!r}", "check the pattern and its folder")])
     return matches
 
 
@@ -179,8 +226,10 @@ def _bad_item(item: str, where: Mark) -> Problem:
     return Problem(where, f"foreach: the item {quote(item)} is not UTF-8", "rename the file")
 
 
-def _task_hash(task: Task) -> "blake2b":
-    shell = task.shell if isinstance(task.run, str) else ()
+def _task_hash(entry: Task) -> "blake2b":
+    shell = entry.shell if isinstance(entry.run, str) else ()
     # ascii() because repr() changes with Python's tables of printable characters.
-    work = ascii((task.run, shell, sorted(task.env.items()), task.env_files, task.cwd))
+    work = ascii((entry.run, shell, sorted(entry.env.items()), entry.env_files, entry.cwd))
+    if entry.http or entry.python:
+        work += ascii((entry.http, entry.python, entry.args))
     return hashlib.blake2b(work.encode() + b"\0", digest_size=_DIGEST)

@@ -7,10 +7,11 @@ becomes a child of the worker, so none is lost from sight and none stays a zombi
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36
+_DESCRIBED, _STACK_LINES = 16, 8
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 # Python ignores these two; a step starts with the defaults, as a service does.
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -130,16 +131,25 @@ def reap() -> dict[int, int]:
         ended[pid] = os.waitstatus_to_exitcode(status)
 
 
-def has_children() -> bool:
-    """Return whether the worker has any child, dead or alive, without collecting it."""
+def has_orphans(leaders: Collection[int]) -> bool:
+    """Return whether the worker may have children other than these `leaders` of running steps.
+
+    What an ended program left behind has become a child of ours, or hangs below one.
+    """
+    if not leaders:
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return any(int(child) not in leaders for child in file.read().split())
+    except OSError:
+        return True  # a kernel without CONFIG_PROC_CHILDREN: look at every process
 
 
-def family(leader: int, marker: bytes, others: Iterable[int] = ()) -> list[Found]:
+def family(leader: int, marker: bytes, others: Collection[int] = ()) -> list[Found]:
     """Return the living processes that belong to the step whose first process is or was `leader`.
 
     They are: its session, all descendants of these, and orphans of ours whose environment holds
@@ -147,20 +157,37 @@ def family(leader: int, marker: bytes, others: Iterable[int] = ()) -> list[Found
     other step runs (`others`: the leaders of those).
     """
     table = {process.pid: process for process in processes()}
-    worker, rivals = os.getpid(), set(others)
+    return [found for found in table.values() if _is_of(found, table.get, leader, marker, others)]
 
-    def belongs(process: Found) -> bool:
-        mine = foreign = False
-        link: Found | None = process
-        while link is not None:
-            mine = mine or leader in (link.pid, link.session)
-            foreign = foreign or link.pid in rivals or link.session in rivals
-            if link.parent == worker:
-                return mine or (not foreign and (not rivals or has_marker(link.pid, marker)))
-            link = table.get(link.parent)
-        return False  # not a descendant of ours: at most a process that was given a pid anew
 
-    return [process for process in table.values() if belongs(process)]
+def belongs(pid: int, leader: int, marker: bytes, others: Collection[int]) -> bool:
+    """Return whether the sender of a message is one of the step's processes, as in `family`.
+
+    One that has ended already cannot be asked; it knew the path of the step's socket, which is closed
+    to other users, and is believed.
+    """
+    found = _look(pid) if pid > 0 else None
+    return found is None or _is_of(found, _look, leader, marker, others)
+
+
+def _is_of(
+    process: Found,
+    lookup: Callable[[int], Found | None],
+    leader: int,
+    marker: bytes,
+    others: Collection[int],
+) -> bool:
+    """Follow the parents of `process` up to the worker."""
+    mine = foreign = False
+    worker = os.getpid()
+    link: Found | None = process
+    while link is not None:
+        mine = mine or leader in (link.pid, link.session)
+        foreign = foreign or link.pid in others or link.session in others
+        if link.parent == worker:
+            return mine or (not foreign and (not others or has_marker(link.pid, marker)))
+        link = lookup(link.parent)
+    return False  # not a descendant of ours: at most a process that was given a pid anew
 
 
 def strays(markers: Iterable[bytes]) -> list[Found]:
@@ -223,6 +250,16 @@ def terminate(processes: Iterable[Found]) -> None:
     targets = list(processes)
     send(targets, signal.SIGTERM)
     send(targets, signal.SIGCONT)
+
+
+def describe_all(processes: Iterable[Found]) -> str:
+    """Return a line for each process: what it was doing just now, as far as the kernel tells."""
+    lines = []
+    for found in list(processes)[:_DESCRIBED]:
+        lines.append(f"{found.name} ({found.pid}): {describe(found.pid)}")
+        with contextlib.suppress(OSError), open(f"/proc/{found.pid}/stack", encoding="ascii") as file:
+            lines += [f"    {line.strip()}" for line in file.read().splitlines()[:_STACK_LINES]]
+    return "\n".join(lines)
 
 
 def describe(pid: int) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 
 from worker import clock, decide, files, process
 from worker.board import Board
-from worker.config import Retry
 from worker.decide import End, Verdict
 from worker.folder import Places
 from worker.ledger import DONE, Ending, Ledger, Row
 from worker.plan import Plan
+from worker.task import Retry
 
 # Time for killed processes to vanish before they are looked for again.
 _LOOK_AGAIN = 0.02
@@ -40,8 +40,7 @@ def judge_unclosed(rows: Iterable[Row], plan: Plan, board: Board, boot: str) -> 
     for row in rows:
         step = plan.by_id.get(row.step)
         end = End(None, interrupted_by="worker" if row.boot == boot else "reboot")
-        failures = board.progress(row.step).failures
-        verdict = decide.judge(end, failures, step.task.retry if step else Retry())
+        verdict = decide.judge(end, board.progress(row.step), step.task.retry if step else Retry(), 0.0)
         ending = Ending(
             step=row.step,
             number=row.number,
@@ -51,7 +50,11 @@ def judge_unclosed(rows: Iterable[Row], plan: Plan, board: Board, boot: str) -> 
             cause=verdict.cause,
             status=None,
             ended=clock.wall(),
-            retry_at=None,
+            took=0.0,
+            delay=0.0,
+            progress=0.0,
+            spend=0.0,
+            detail="",
             output=None,
             output_size=0,
             log=b"",

@@ -11,7 +11,7 @@ from typing import Any
 from worker import board as boards
 from worker import clock, config, control, folder, ledger, plan, sandbox, status, unit
 from worker.clock import Now
-from worker.errors import OK, AgentError, StateError
+from worker.errors import OK, AgentError, ConfigError, StateError
 from worker.folder import Places
 from worker.ledger import Row
 from worker.ledger.sqlite import SqliteLedger
@@ -23,10 +23,9 @@ def check(path: str, unit_name: str, installed: bool) -> int:
     """Say what is wrong with the task list at `path`, or that nothing is."""
     settings = config.load(path)
     steps = plan.build(settings)
-    if installed:
-        unit.check(steps, unit_name)
-    else:
-        sandbox.check(steps)
+    problems = unit.folder_problems(steps, unit_name) if installed else sandbox.folder_problems(steps)
+    if problems:
+        raise ConfigError(problems)
     print(f"{path}: {len(settings.tasks)} tasks, {len(steps.steps)} steps, run '{settings.run}'")
     return OK
 
@@ -76,9 +75,7 @@ def _open(root: str) -> SqliteLedger:
     except FileNotFoundError:
         if not os.access(root, os.X_OK) and os.path.isdir(root):
             raise StateError(f"{root}: may not be read by this user", "use sudo, or join its group") from None
-        raise StateError(
-            f"{root}: no run has been started here", "start one: systemctl start agent"
-        ) from None
+        raise StateError(f"{root}: no run has been started here", "start one: systemctl start agent") from None
     except ledger.StorageFull as exc:
         raise StateError(f"{path}: cannot be read: {exc}", "use sudo, or join its group") from exc
     except ledger.LedgerCorrupt as exc:
@@ -197,7 +194,7 @@ def _list_line(name: str, row: Row | None, waiting: bool) -> str:
 
 
 def _took(row: Row) -> str:
-    return show(max(0.0, (row.ended or row.started) - row.started))
+    return show(row.took)
 
 
 def _tries(row: Row) -> str:

@@ -7,6 +7,7 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 import contextlib
 import functools
 import math
+import random
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -27,8 +28,8 @@ from worker import (
     status,
 )
 from worker import board as boards
+from worker import note as notes
 from worker.attempt import Attempt
-from worker.board import Progress
 from worker.checkpoint import Keeper
 from worker.config import Config
 from worker.decide import Verdict
@@ -136,7 +137,7 @@ class Run:
         """Return the next attempt at `step`, not started yet."""
         slot = self._slots.pop() if self._slots else Slot(len(self._running), self._places)
         number = self._board.progress(step.id).number + 1
-        attempt = Attempt(step, number, slot, self._places, self._journal, self._events)
+        attempt = Attempt(step, number, slot, self._places, self._journal, self._events, self._leaders)
         self._board.set(step.id, boards.RUNNING)
         self._running[step.id] = attempt
         return attempt
@@ -144,15 +145,14 @@ class Run:
     def _settle(self, attempt: Attempt) -> tuple[Attempt, Verdict, Ending]:
         """Judge an attempt that is over; its output is durable when this returns."""
         step, end = attempt.step, attempt.end()
-        before = self._board.progress(step.id)
-        verdict = decide.judge(end, before.failures, step.task.retry)
+        past = self._board.progress(step.id)
+        verdict = decide.judge(end, past, step.task.retry, random.random())
         output, log = attempt.output, attempt.log
         done = verdict.outcome == ledger.DONE
         if done:
             self._publish(step.id, output)
         else:
             output.discard()
-        now = clock.now()
         ending = Ending(
             step=step.id,
             number=attempt.number,
@@ -161,8 +161,12 @@ class Run:
             final=verdict.final,
             cause=verdict.cause,
             status=end.status,
-            ended=now.wall,
-            retry_at=now.wall + verdict.delay if verdict.delay else None,
+            ended=clock.wall(),
+            took=end.took,
+            delay=verdict.delay,
+            progress=end.progress,
+            spend=attempt.spend,
+            detail=attempt.detail,
             output=output.contents() if output.inline or not done else None,
             output_size=output.size,
             log=log.contents(),
@@ -172,20 +176,22 @@ class Run:
         del self._running[step.id]
         attempt.slot.clear(self._places.state(step.id))
         self._slots.append(attempt.slot)
-        self._mark(step.id, attempt.number, verdict)
+        self._mark(ending)
         return attempt, verdict, ending
 
-    def _mark(self, step: str, number: int, verdict: Verdict) -> None:
+    def _mark(self, ending: Ending) -> None:
         """Bring the board up to date with the end of an attempt."""
+        step = ending.step
         if step not in self._plan.by_id:
             return  # taken off the list while it ran
-        before = self._board.progress(step)
-        if verdict.outcome == ledger.DONE:
+        if ending.outcome == ledger.DONE:
             self._board.set(step, boards.DONE)
             return
-        retry_at = clock.monotonic() + verdict.delay
-        self._board.set_progress(step, Progress(number, before.failures + verdict.counted, retry_at))
-        self._board.set(step, boards.FAILED if verdict.final else boards.WAITING)
+        before, spent = self._board.progress(step), ending.took + ending.delay
+        known = boards.advance(before, ending.outcome, ending.counted, spent, ending.progress)
+        retry_at = clock.monotonic() + ending.delay
+        self._board.set_progress(step, known._replace(number=ending.number, retry_at=retry_at))
+        self._board.set(step, boards.FAILED if ending.final else boards.WAITING)
 
     def _commit(self, ended: list[tuple[Attempt, Verdict, Ending]], starting: list[Attempt]) -> None:
         """Make ends and claims durable in one transaction; then start what was claimed."""
@@ -204,8 +210,28 @@ class Run:
             step, number = attempt.step.id, attempt.number
             text = f"{step}: started" if number == 1 else f"{step}: started, attempt {number}"
             self._journal.event("step-started", text, step=step, attempt=number)
-            attempt.start(self._base, self._places, clock.now())
+            self._start(attempt)
         self._notifier.status(self._summary(), clock.monotonic())
+
+    def _start(self, attempt: Attempt) -> None:
+        """Start a claimed attempt, with a note about the one before it."""
+        step, slot = attempt.step, attempt.slot
+        past = self._board.progress(step.id)
+        note: str | None = None
+        row = self._ledger.last_closed(step.id) if attempt.number > 1 else None
+        if row is not None:
+            note = self._places.note(slot.number)
+            log, output = self._ledger.log(row.seq), self._ledger.output(row.seq) or b""
+            try:
+                notes.write(note, row, log, output, past, step.task.retry)
+            except OSError as exc:
+                self._journal.warning(f"{note}: cannot be written ({exc.strerror}); {step.id} goes without")
+                note = None
+        attempt.start(self._base, note, past.best, clock.now())
+
+    def _leaders(self, pid: int) -> set[int]:
+        """Return the leading processes of the steps that run, but for `pid`."""
+        return {attempt.pid for attempt in self._running.values() if attempt.pid} - {pid}
 
     def _publish(self, step: str, output: Spool) -> None:
         """Give a result its name in out/, before the commit, so that a committed step always has it.
@@ -222,8 +248,7 @@ class Run:
             self._keeper.write()
         except OSError as exc:
             self._journal.warning(
-                f"{self._places.checkpoint}: cannot be written ({exc.strerror}); "
-                "trying again, the ledger is current"
+                f"{self._places.checkpoint}: cannot be written ({exc.strerror}); trying again, the ledger is current"
             )
 
     # -- beginning and end
@@ -266,7 +291,7 @@ class Run:
             return
         self._disk.persist(self._places.ledger, lambda: self._ledger.record([e for _, e in closed], []))
         for verdict, ending in closed:
-            self._mark(ending.step, ending.number, verdict)
+            self._mark(ending)
             self._tell(ending.step, ending.number, verdict)
         self._keeper.changed()
 
@@ -277,18 +302,14 @@ class Run:
             self._disk.persist(path, functools.partial(files.publish, path, output))
             restored += 1
         if restored:
-            self._journal.event(
-                "state", f"{self._places.out}: {restored} results written again from the ledger"
-            )
+            self._journal.event("state", f"{self._places.out}: {restored} results written again from the ledger")
 
     def _announce(self, found: boards.Replay) -> None:
         news = status.opening(self._places.run, self._board)
         if news is not None:
             self._journal.event(news.event, news.text, priority=news.priority)
         for step in found.changed:
-            text = (
-                f"{step}: defined otherwise than when it was done; not done again (another id would run it)"
-            )
+            text = f"{step}: defined otherwise than when it was done; not done again (another id would run it)"
             self._journal.event("plan-changed", text, step=step, priority=NOTICE)
         if found.gone:
             text = f"{found.gone} finished steps are no longer in the list"
@@ -309,13 +330,11 @@ class Run:
         try:
             settings = config.load(self._config.files[0])
             steps = plan.build(settings)
-            sandbox.check(steps)
+            sandbox.check(steps, self._places.secrets)
         except ConfigError as exc:
             for problem in exc.problems:
                 self._journal.event("reloaded", str(problem), priority=ERROR)
-            self._journal.event(
-                "reloaded", "the configuration is wrong; the former one stays", priority=ERROR
-            )
+            self._journal.event("reloaded", "the configuration is wrong; the former one stays", priority=ERROR)
         else:
             self._take_over(settings, steps)
         self._notifier.ready(self._summary())

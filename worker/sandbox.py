@@ -1,37 +1,72 @@
 """Where steps may write: found out before the run, never met as a bare "Read-only file system" in it."""
 
 import os
+from collections.abc import Iterable
 
 from worker.errors import ConfigError, Mark, Problem
 from worker.plan import Plan
+from worker.task import Task
 
 
-def check(plan: Plan) -> None:
-    """Raise ConfigError with every `cwd` in which a step could not work as this process is confined now.
+def check(plan: Plan, credentials: str | None) -> None:
+    """Raise ConfigError with everything a step could not have as this process is confined now.
 
-    A step works in its folder: one that cannot be entered or written is a mistake of the
-    configuration or of the unit's sandbox.  A step that only reads elsewhere needs no `cwd` there.
+    `credentials` is the folder of the unit's credentials.
     """
-    wanted: dict[str, Mark] = {}
-    for step in plan.steps:
-        if step.task.cwd is not None and step.task.cwd not in wanted:
-            wanted[step.task.cwd] = step.task.cwd_mark or step.task.mark
-    problems = [problem for path, mark in wanted.items() if (problem := _problem(path, mark))]
+    problems = folder_problems(plan) + _secret_problems(plan, credentials)
     if problems:
         raise ConfigError(problems)
 
 
-def _problem(path: str, mark: Mark) -> Problem | None:
+def folder_problems(plan: Plan) -> list[Problem]:
+    """Return a problem for every folder that a step could not enter or write.
+
+    A step works in its folder: a `cwd` that cannot be written is a mistake of the configuration or of
+    the unit's sandbox, and so is the folder of an expected file.  A step that only reads elsewhere
+    needs no `cwd` there.
+    """
+    folders: dict[str, tuple[str, Mark]] = {}
+    for task in _tasks(plan):
+        if task.cwd is not None:
+            folders.setdefault(task.cwd, ("cwd", task.cwd_mark or task.mark))
+        if task.expect and task.expect.file and os.path.isabs(task.expect.file):
+            folders.setdefault(os.path.dirname(task.expect.file), ("expect: the folder", task.mark))
+    return [
+        Problem(mark, f"{key}: '{path}' {what}", _hint(path))
+        for path, (key, mark) in folders.items()
+        if (what := _obstacle(path))
+    ]
+
+
+def _secret_problems(plan: Plan, credentials: str | None) -> list[Problem]:
+    secrets: dict[str, Mark] = {}
+    for task in _tasks(plan):
+        for name in task.secrets:
+            secrets.setdefault(name, task.mark)
+    return [
+        Problem(
+            mark,
+            f"secrets: the unit has no credential '{name}'",
+            f"add LoadCredential={name}:/path/of/the/file to the unit (systemctl edit agent)",
+        )
+        for name, mark in secrets.items()
+        if credentials is None or not os.path.exists(os.path.join(credentials, name))
+    ]
+
+
+def _tasks(plan: Plan) -> Iterable[Task]:
+    return {step.task.id: step.task for step in plan.steps}.values()
+
+
+def _obstacle(path: str) -> str | None:
     if not os.path.isdir(path):
-        there = "is not a folder" if os.path.exists(path) else "is not there, or is hidden from this user"
-        return Problem(mark, f"cwd: '{path}' {there}", _hint(path))
+        return "is not a folder" if os.path.exists(path) else "is not there, or is hidden from this user"
     if not os.access(path, os.X_OK):
-        return Problem(mark, f"cwd: '{path}' may not be entered by this user", _hint(path))
+        return "may not be entered by this user"
     if os.access(path, os.W_OK):
         return None
     read_only = os.statvfs(path).f_flag & os.ST_RDONLY
-    what = "is on a read-only file system for this worker" if read_only else "may not be written by this user"
-    return Problem(mark, f"cwd: '{path}' {what}", _hint(path))
+    return "is on a read-only file system for this worker" if read_only else "may not be written by this user"
 
 
 def _hint(path: str) -> str:

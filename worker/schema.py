@@ -49,9 +49,7 @@ def fields(node: Node, table: Table, source: Source, required: Iterable[str] = (
     for key, value in node.entries:
         reader = table.get(key.text)
         if reader is None:
-            source.problems.append(
-                Problem(key.mark, f"unknown key {quote(key.text)}", _suggestion(key.text, table))
-            )
+            source.problems.append(Problem(key.mark, f"unknown key {quote(key.text)}", _suggestion(key.text, table)))
             continue
         try:
             values[key.text] = reader(value, source)
@@ -203,9 +201,7 @@ def _absolute(node: Node, value: str, folder: str) -> str:
         value = _home(node) + value[1:]
     elif value.startswith("~"):
         user = quote(value.partition("/")[0])
-        raise Wrong(
-            node, f"only '~/' is understood, not {user}", "write the path out, or put './' before the '~'"
-        )
+        raise Wrong(node, f"only '~/' is understood, not {user}", "write the path out, or put './' before the '~'")
     joined = os.path.join(folder, value)
     # '..' stays: what it leads to is up to symbolic links, which normpath() does not look at.
     return joined if ".." in joined.split("/") else os.path.normpath(joined)

@@ -1,27 +1,45 @@
 """Signs of life: what a running step says on its own notify socket, and how long it may be silent.
 
-A step speaks sd_notify(3) to the worker exactly as the worker does to systemd.  `WATCHDOG=1` and
-`STATUS=` are understood; everything else (`MAINPID=`, `STOPPING=`, `EXIT_STATUS=` ...) is ignored.
+A step speaks sd_notify(3) to the worker exactly as the worker does to systemd.  Understood are
+`WATCHDOG=1`, `STATUS=`, `EXTEND_TIMEOUT_USEC=` and, as systemd asks of private fields, with an X_ in
+front: `X_AGENT_PROGRESS=3/10`, `X_AGENT_SPEND=0.12`, `X_AGENT_RETRY_AFTER=120`.  Everything else
+(`MAINPID=`, `STOPPING=`, `EXIT_STATUS=` ...) is ignored.
 """
 
 import array
 import contextlib
 import math
 import os
+import re
 import socket
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from worker.task import Task
 
 # Longer than any message a sane step sends; the rest of a longer datagram is dropped by the kernel.
 _MESSAGE_MAX = 64 * 1024
 _STATUS_MAX = 256
+_INT = array.array("i").itemsize
 _FDS_MAX = 253  # SCM_MAX_FD of the kernel
+_CONTROL_MAX = socket.CMSG_SPACE(_FDS_MAX * _INT) + socket.CMSG_SPACE(3 * _INT)
+_PROGRESS = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:/([0-9]+(?:\.[0-9]+)?))?")
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 class Sign(NamedTuple):
-    """One message of a step."""
+    """One message of a step; None where it says nothing of that kind.  Times in seconds."""
 
-    beat: bool
-    status: str | None
+    beat: bool = False
+    status: str | None = None
+    progress: float | None = None
+    progress_text: str = ""
+    spend: float | None = None
+    retry_after: float | None = None
+    extend: float | None = None
+
+
+NOTHING = Sign()
 
 
 class NotifySocket:
@@ -37,6 +55,7 @@ class NotifySocket:
             os.unlink(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             self._socket.bind(path)
         except OSError:
             self._socket.close()
@@ -45,24 +64,22 @@ class NotifySocket:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def receive(self) -> list[Sign]:
-        """Return the messages that have come, oldest first; never blocks.
+    def receive(self) -> Iterator[tuple[Sign, int]]:
+        """Yield the messages that have come, oldest first, each with its sender's pid; never blocks.
 
-        File descriptors that came with them are closed: systemd-notify(1) waits for that
-        (`BARRIER=1`, sd_notify_barrier(3)).
+        The pid is the kernel's word (SCM_CREDENTIALS, unix(7)); 0 if it could not tell.  File descriptors
+        that came with them are closed: systemd-notify(1) waits for that (`BARRIER=1`, sd_notify_barrier(3)).
         """
-        signs: list[Sign] = []
         while True:
             try:
-                data, control, _flags, _address = self._socket.recvmsg(
-                    _MESSAGE_MAX, socket.CMSG_SPACE(_FDS_MAX * array.array("i").itemsize)
-                )
+                data, control, _flags, _address = self._socket.recvmsg(_MESSAGE_MAX, _CONTROL_MAX)
             except (BlockingIOError, InterruptedError):
-                return signs
-            _close_received(control)
+                return
+            pid = _take_control(control)
             sign = parse(data)
-            if sign.beat or sign.status is not None:
-                signs.append(sign)
+            if sign != NOTHING:
+                # Before the next message is taken: a sender that waits for its barrier is still alive.
+                yield sign, pid
 
     def close(self) -> None:
         """Close the socket and remove its path."""
@@ -72,15 +89,23 @@ class NotifySocket:
 
 
 def parse(message: bytes) -> Sign:
-    """Return what one datagram of the sd_notify(3) protocol means to the worker."""
-    beat = False
-    status: str | None = None
-    for line in message.split(b"\n"):
-        if line == b"WATCHDOG=1":
-            beat = True
-        elif line.startswith(b"STATUS="):
-            status = printable(line[len(b"STATUS=") :].decode(errors="replace"))[:_STATUS_MAX]
-    return Sign(beat, status)
+    """Return what one datagram of the sd_notify(3) protocol means to the worker; nonsense means nothing."""
+    sign = NOTHING
+    for line in message.decode(errors="replace").split("\n"):
+        name, _, value = line.partition("=")
+        if line == "WATCHDOG=1":
+            sign = sign._replace(beat=True)
+        elif name == "STATUS":
+            sign = sign._replace(status=printable(value)[:_STATUS_MAX])
+        elif name == "X_AGENT_PROGRESS" and (found := _PROGRESS.fullmatch(value)):
+            sign = sign._replace(progress=float(found[1]), progress_text=value)
+        elif name == "X_AGENT_SPEND" and _NUMBER.fullmatch(value):
+            sign = sign._replace(spend=float(value))
+        elif name == "X_AGENT_RETRY_AFTER" and _NUMBER.fullmatch(value):
+            sign = sign._replace(retry_after=float(value))
+        elif name == "EXTEND_TIMEOUT_USEC" and value.isascii() and value.isdigit():
+            sign = sign._replace(extend=int(value[:20]) / 1e6)
+    return sign
 
 
 def printable(text: str) -> str:
@@ -95,31 +120,56 @@ def _escaped(char: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def _close_received(control: list[tuple[int, int, bytes]]) -> None:
+def _take_control(control: list[tuple[int, int, bytes]]) -> int:
+    """Close the descriptors that came along; return the sender's pid, or 0."""
+    pid = 0
     for level, kind, data in control:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds = array.array("i")
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-            for fd in fds:
+        if level != socket.SOL_SOCKET:
+            continue
+        numbers = array.array("i")
+        numbers.frombytes(data[: len(data) - len(data) % _INT])
+        if kind == socket.SCM_RIGHTS:
+            for fd in numbers:
                 os.close(fd)
+        elif kind == socket.SCM_CREDENTIALS:
+            pid = numbers[0]
+    return pid
 
 
 class Limits:
     """How long one attempt may take and how long it may be silent, on the monotonic clock.
 
     `timeout` counts from the start, `watchdog` from the last beat, `stall_after` from the last
-    sign of life of any kind.  All in seconds; None means no such limit.
+    sign of life of any kind, `progress_every` from the last progress.  All in seconds; None means no
+    such limit.
     """
 
-    __slots__ = ("_beat", "_sign", "_started", "stall_after", "timeout", "watchdog")
+    __slots__ = (
+        "_beat",
+        "_progress",
+        "_sign",
+        "_timeout_at",
+        "own",
+        "progress_every",
+        "stall_after",
+        "timeout",
+        "watchdog",
+    )
 
-    def __init__(
-        self, now: float, timeout: float | None, stall_after: float | None, watchdog: float | None
-    ) -> None:
-        self.timeout = math.inf if timeout is None else timeout
-        self.stall_after = math.inf if stall_after is None else stall_after
-        self.watchdog = math.inf if watchdog is None else watchdog
-        self._started = self._sign = self._beat = now
+    def __init__(self, now: float, task: Task) -> None:
+        self.timeout = _or_never(task.timeout)
+        self.watchdog = _or_never(task.watchdog)
+        self.stall_after = _or_never(task.stall_after)
+        self.progress_every = _or_never(task.progress_every)
+        # What the step promised holds for its own program, not for what runs before and after it.
+        self.own = True
+        self._timeout_at = now + self.timeout
+        self._sign = self._beat = self._progress = now
+
+    def restart(self, now: float, own: bool) -> None:
+        """Begin a new program of the same attempt; the timeout goes on."""
+        self.own = own
+        self._sign = self._beat = self._progress = now
 
     def sign(self, now: float) -> None:
         """Note output, a status or CPU time used."""
@@ -129,11 +179,20 @@ class Limits:
         """Note a WATCHDOG=1."""
         self._sign = self._beat = now
 
+    def progress(self, now: float) -> None:
+        """Note that the step got further than ever before."""
+        self._sign = self._progress = now
+
+    def extend(self, now: float, seconds: float) -> None:
+        """Let the timeout be no nearer than `seconds` from now (EXTEND_TIMEOUT_USEC=, sd_notify(3))."""
+        self._timeout_at = max(self._timeout_at, now + seconds)
+
     def excuse(self, seconds: float) -> None:
         """Leave `seconds` uncharged: time in which the worker itself did not run or read."""
-        self._started += seconds
+        self._timeout_at += seconds
         self._sign += seconds
         self._beat += seconds
+        self._progress += seconds
 
     @property
     def last_sign(self) -> float:
@@ -141,18 +200,23 @@ class Limits:
 
     def deadline(self) -> float:
         """Return when the first limit is reached if nothing more is heard; inf if there is none."""
-        return min(self._started + self.timeout, self._beat + self.watchdog, self._sign + self.stall_after)
+        return min(at for _, at in self._ends())
 
     def broken(self, now: float) -> str | None:
         """Return the name of the limit that has been passed, or None."""
-        if now >= self._started + self.timeout:
-            return "timeout"
-        if now >= self._beat + self.watchdog:
-            return "watchdog"
-        if now >= self._sign + self.stall_after:
-            return "stall_after"
-        return None
+        return next((name for name, at in self._ends() if now >= at), None)
 
     def shortest(self) -> float:
         """Return the smallest limit in seconds; inf if there is none."""
-        return min(self.timeout, self.watchdog, self.stall_after)
+        return min(self.timeout, self.watchdog, self.stall_after, self.progress_every)
+
+    def _ends(self) -> Iterator[tuple[str, float]]:
+        yield "timeout", self._timeout_at
+        yield "stall_after", self._sign + self.stall_after
+        if self.own:
+            yield "watchdog", self._beat + self.watchdog
+            yield "progress_every", self._progress + self.progress_every
+
+
+def _or_never(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds

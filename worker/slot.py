@@ -5,7 +5,9 @@ list of many short steps would feel it.
 """
 
 import contextlib
+import errno
 import os
+from collections.abc import Sequence
 
 from worker.folder import Places
 from worker.signs import NotifySocket
@@ -20,6 +22,8 @@ class Slot:
         self.socket = NotifySocket(places.notify(number))
         self.part = places.part(number)
         self._spare = places.state(f".spare-{number}")
+        self._credentials = places.credentials(number)
+        self._source = places.secrets
 
     def furnish(self, folder: str) -> None:
         """Let the step's own folder be there, as it was left by its last attempt.  Raises OSError."""
@@ -31,9 +35,28 @@ class Slot:
             os.makedirs(folder)
         os.chmod(folder, 0o750)  # whatever the last step made of it
 
+    def lay_out(self, secrets: Sequence[str]) -> str | None:
+        """Return a folder that holds just these of the worker's credentials, None for none.  Raises OSError.
+
+        They are links: no secret is written anywhere.
+        """
+        if not secrets:
+            return None
+        os.makedirs(self._credentials, mode=0o700, exist_ok=True)
+        for name in secrets:
+            source = os.path.join(self._source or "", name)
+            if not os.path.exists(source):
+                raise FileNotFoundError(errno.ENOENT, "the unit has no such credential", name)
+            os.symlink(source, os.path.join(self._credentials, name))
+        return self._credentials
+
     def clear(self, folder: str) -> None:
         """Take an empty folder back, and forget messages that came too late; what a step keeps stays."""
-        self.socket.receive()
+        for _late in self.socket.receive():
+            pass
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._credentials):
+                os.unlink(os.path.join(self._credentials, name))
         with contextlib.suppress(OSError):
             if not os.listdir(folder):
                 os.rename(folder, self._spare)
@@ -43,5 +66,7 @@ class Slot:
         self.socket.close()
         with contextlib.suppress(OSError):
             os.rmdir(self._spare)
+        with contextlib.suppress(OSError):
+            os.rmdir(self._credentials)
         with contextlib.suppress(OSError):
             os.unlink(self.part)

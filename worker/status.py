@@ -41,7 +41,11 @@ def news(step: str, number: int, verdict: Verdict, took: float, board: Board) ->
     if verdict.outcome == ledger.INTERRUPTED:
         text = f"{step}: attempt {number} interrupted: {verdict.cause}"
         return News("step-interrupted", text, WARNING)
+    if verdict.outcome == ledger.AGAIN:
+        return News("step-again", f"{step}: attempt {number} {verdict.cause}; next at once", NOTICE)
     wait = f"next in {show(verdict.delay)}" if verdict.delay else "next at once"
+    if verdict.outcome == ledger.DEFERRED:
+        return News("step-deferred", f"{step}: attempt {number} {verdict.cause}; {wait}", NOTICE)
     return News("step-retry", f"{step}: attempt {number} {verdict.cause}; {wait}", WARNING)
 
 
@@ -69,20 +73,19 @@ def summary(board: Board, running: Collection[Attempt], waiting_for: str | None)
     return " · ".join(parts)
 
 
-def snapshot(
-    run: str, board: Board, running: Collection[Attempt], waiting_for: str | None, now: Now
-) -> dict[str, Any]:
+def snapshot(run: str, board: Board, running: Collection[Attempt], waiting_for: str | None, now: Now) -> dict[str, Any]:
     """Return what a living worker says of its run; ages in seconds, times as UTC text.
 
     `last_sign_age` is the age of the newest sign of life of any running step, None when none runs.
     """
-    ages = [round(max(0.0, now.monotonic - attempt.limits.last_sign), 3) for attempt in running]
+    ages = [round(max(0.0, now.monotonic - attempt.last_sign), 3) for attempt in running]
     current = [
         {
             "step": attempt.step.id,
             "attempt": attempt.number,
             "since": clock.stamp(attempt.started_wall),
             "status": attempt.status_text,
+            "progress": attempt.progress_text or None,
             "pid": attempt.pid,
             "last_sign_age": age,
         }
@@ -91,9 +94,7 @@ def snapshot(
     return {
         "run": run,
         "status": "running",
-        "steps": counts(
-            board.total, board.count(boards.DONE), board.count(boards.FAILED), board.count(boards.WAITING)
-        ),
+        "steps": counts(board.total, board.count(boards.DONE), board.count(boards.FAILED), board.count(boards.WAITING)),
         "current": current,
         "waiting_for": waiting_for,
         "updated": clock.stamp(now.wall),

@@ -48,6 +48,4 @@ def _decode(path: str, data: bytes) -> str:
 def _not_text(path: str, data: bytes, offset: int, why: str) -> ConfigError:
     before = data[:offset].decode("utf-8", "replace").removeprefix("\ufeff")
     where = Mark(path, before.count("\n") + 1, len(before) - before.rfind("\n"))
-    return ConfigError(
-        [Problem(where, f"byte {offset} (0x{data[offset]:02x}) {why}", "save the file as UTF-8")]
-    )
+    return ConfigError([Problem(where, f"byte {offset} (0x{data[offset]:02x}) {why}", "save the file as UTF-8")])

@@ -41,9 +41,7 @@ def parse(text: str) -> float:
         if term is None or (whole is None and fraction is None):
             raise ValueError(f"{text!r} is not a time span; {_FORM}")
         if unit not in _MICROSECONDS:
-            raise ValueError(
-                f"{unit!r} in {text!r} is no unit of time; use us, ms, s, min, h, d, w, month or y"
-            )
+            raise ValueError(f"{unit!r} in {text!r} is no unit of time; use us, ms, s, min, h, d, w, month or y")
         fraction = fraction or ""
         total += int((whole or "") + fraction) * _MICROSECONDS[unit] // 10 ** len(fraction)
         position = term.end()

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable
 from typing import Any
 
-from worker.errors import ConfigError, Problem
+from worker.errors import Problem
 from worker.plan import Plan
 
 _HIDDEN_BY_PROTECT_HOME = ("/home", "/root", "/run/user")  # systemd.exec(5)
@@ -54,8 +54,8 @@ def state(name: str) -> dict[str, Any] | None:
     }
 
 
-def check(plan: Plan, name: str) -> None:
-    """Raise ConfigError with every `cwd` that the unit's user and sandbox would not let a step write."""
+def folder_problems(plan: Plan, name: str) -> list[Problem]:
+    """Return a problem for every `cwd` that the unit's user and sandbox would not let a step write."""
     found = properties(
         name, "User", "Group", "ProtectSystem", "ProtectHome", "ReadWritePaths", "BindPaths", "StateDirectory"
     )
@@ -68,8 +68,7 @@ def check(plan: Plan, name: str) -> None:
         if what:
             hint = f"open it with: sudo make install USER={_owner(path)} WORKDIR={path}"
             problems[path] = Problem(mark, f"cwd: '{path}' {what}", hint)
-    if problems:
-        raise ConfigError(problems.values())
+    return list(problems.values())
 
 
 def _obstacle(path: str, unit: dict[str, str]) -> str | None:

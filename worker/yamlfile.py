@@ -78,9 +78,7 @@ def load(path: str, problems: list[Problem]) -> Node | None:
     except yaml.YAMLError as exc:
         problems.append(_syntax(path, text, exc))
     except (ValueError, OverflowError):  # PyYAML's Python parser hands an escape out of range to chr()
-        problems.append(
-            Problem(Mark(path), "an escape like '\\U...' names no character", "look for backslashes")
-        )
+        problems.append(Problem(Mark(path), "an escape like '\\U...' names no character", "look for backslashes"))
     return None
 
 
@@ -105,9 +103,7 @@ class _Builder:
         next_event()  # the end of the document
         extra = next_event()
         if not isinstance(extra, events.StreamEndEvent):
-            self.problem(
-                self.mark(extra), "a second document starts here", "remove the '---': one file, one document"
-            )
+            self.problem(self.mark(extra), "a second document starts here", "remove the '---': one file, one document")
             return None
         return root
 
@@ -144,9 +140,7 @@ class _Builder:
             collection = Mapping if kind is events.MappingStartEvent else Sequence
             node = collection(self.file, start.line + 1, start.column + 1)
         if event.tag is not None:
-            self.problem(
-                node.mark, f"the tag {quote(event.tag)} has no meaning here", "remove it, or quote the text"
-            )
+            self.problem(node.mark, f"the tag {quote(event.tag)} has no meaning here", "remove it, or quote the text")
         if event.anchor is not None:
             self.anchors[event.anchor] = node
         return node
@@ -157,9 +151,7 @@ class _Builder:
             return node
         name = f"*{event.anchor}"
         if node is None:
-            self.problem(
-                self.mark(event), f"{quote(name)} names no anchor above it", "quote it if it is a text"
-            )
+            self.problem(self.mark(event), f"{quote(name)} names no anchor above it", "quote it if it is a text")
         else:
             self.problem(self.mark(event), f"{quote(name)} stands inside what it repeats", "remove it")
         return Scalar(*self.mark(event), name, False)

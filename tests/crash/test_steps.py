@@ -193,9 +193,7 @@ def test_cpu_time_is_a_sign_of_life_and_sleep_is_not(worker: MakeWorker, work: s
     w = worker(f"tasks:\n  - {{id: a, run: '{work}', stall_after: 1s, timeout: 4s, retry: {{attempts: 1}}}}")
     assert w.run() == 70
     assert len(w.matching("ending it")) == 1
-    assert w.rows()[0].cause == (
-        "gave no sign of life for 1s" if stalls else "took longer than its timeout of 4s"
-    )
+    assert w.rows()[0].cause == ("gave no sign of life for 1s" if stalls else "took longer than its timeout of 4s")
 
 
 def test_random_bytes_arrive_exactly(worker: MakeWorker) -> None:
@@ -255,9 +253,7 @@ def test_sigterm_ends_the_step_and_costs_it_nothing(worker: MakeWorker) -> None:
     """
     Exit 75 with work left; the attempt does not count; the next start goes on with that step.
     """
-    w = worker(
-        "tasks:\n  - {id: a, run: 'test $AGENT_ATTEMPT = 1 && exec sleep 600; true', retry: {attempts: 1}}"
-    )
+    w = worker("tasks:\n  - {id: a, run: 'test $AGENT_ATTEMPT = 1 && exec sleep 600; true', retry: {attempts: 1}}")
     w.start().until("a: started")
     assert w.kill(signal.SIGTERM) == 75
     assert [(row.outcome, bool(row.counted)) for row in w.rows()] == [("interrupted", False)]

@@ -43,9 +43,7 @@ def installed_image(needs_machine: None, tmp_path_factory: pytest.TempPathFactor
         done = m.run("make -C /src install", check=False, timeout=300)
         if done.rc:
             pytest.fail(f"make install exited with status {done.rc}\n{done.out}{done.err}", pytrace=False)
-        listed = m.run(
-            "systemctl list-unit-files --state=enabled --no-legend 'agent.*' 'agent@*'", check=False
-        )
+        listed = m.run("systemctl list-unit-files --state=enabled --no-legend 'agent.*' 'agent@*'", check=False)
         units = [line.split()[0] for line in listed.out.splitlines()]
         if units:
             m.run(["systemctl", "disable", "--now", *units])

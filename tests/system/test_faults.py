@@ -260,9 +260,7 @@ def test_a_second_worker_and_the_status_of_the_first(agent: Machine) -> None:
     service = Service(agent, "tasks:\n  - {id: a, run: 'echo up; sleep 600'}\n")
     service.start()
     agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=up", after=service.mark)
-    second = agent.run(
-        "agentctl run /etc/agent/config.yaml --state /var/lib/agent", user="agent", check=False
-    )
+    second = agent.run("agentctl run /etc/agent/config.yaml --state /var/lib/agent", user="agent", check=False)
     assert second.rc == 77
     assert f"process {service.pid}" in second.err
     assert service.status()["current"][0]["step"] == "a"

@@ -44,9 +44,7 @@ def test_steps_work_in_somebodys_checkout_and_nowhere_else(installed_image: Path
     USER= and WORKDIR= open one folder of one person: commits are theirs, all else stays closed.
     """
     with Machine(layers=[installed_image]) as machine:
-        machine.run(
-            "useradd -m someone; useradd -m other; echo s > /home/someone/secret; echo o > /home/other/file"
-        )
+        machine.run("useradd -m someone; useradd -m other; echo s > /home/someone/secret; echo o > /home/other/file")
         machine.run(f"git init -q {CHECKOUT}", user="someone")
         service = Service(machine, EDITS)
         before = machine.run("agentctl check", check=False)

@@ -84,9 +84,7 @@ def test_no_process_runs_while_the_machine_is_frozen(machine: Machine) -> None:
     """
     busy = "while :; do echo x; done >/run/ticks"
     machine.run(["systemd-run", "--unit=busy", "sh", "-c", busy])
-    wait_for_growth = (
-        "import os; n = os.stat('/run/ticks').st_size\nwhile os.stat('/run/ticks').st_size == n: pass"
-    )
+    wait_for_growth = "import os; n = os.stat('/run/ticks').st_size\nwhile os.stat('/run/ticks').st_size == n: pass"
     size = "stat -c %s /run/ticks"
 
     with machine.frozen():

@@ -17,7 +17,7 @@ def test_finished_steps_are_matched_by_id_wherever_they_stand() -> None:
 
     found = boards.replay(after, rows, 0, NOW)
 
-    assert [step.id for step in found.board.unfinished()] == ["new", "c"]
+    assert [step.id for step in found.board.ready()] == ["new", "c"]
     assert found.gone == 1
     assert found.changed == []
 
@@ -60,16 +60,16 @@ def test_a_wait_goes_on_where_it_was() -> None:
     A back-off survives the worker, on the wall clock.
     """
     plan = plan_of("a")
-    found = boards.replay(plan, [row(1, "a", "failed", plan, retry_at=2004.0)], 0, NOW)
+    found = boards.replay(plan, [row(1, "a", "failed", plan, ended=1994.0, delay=10.0)], 0, NOW)
     assert found.board.progress("a").retry_at == 54.0
 
 
 def test_a_clock_that_jumped_back_makes_no_wait_longer() -> None:
     """
-    Case D7: the wait is never longer than the step's own delay.
+    Case D7: the wait is never longer than it was meant to be.
     """
     plan = plan_of("a")
-    found = boards.replay(plan, [row(1, "a", "failed", plan, retry_at=2000.0 + 3600)], 0, NOW)
+    found = boards.replay(plan, [row(1, "a", "failed", plan, ended=2000.0 + 3600, delay=10.0)], 0, NOW)
     assert found.board.progress("a").retry_at == 60.0
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.plans import ENDED
 from worker import checkpoint, clock
 from worker.checkpoint import CheckpointError, Keeper
-from worker.ledger import Claim, Ending
+from worker.ledger import Claim
 from worker.ledger.sqlite import SqliteLedger
 
 
@@ -16,10 +17,7 @@ def ledger_with(tmp_path: Path, steps: int) -> SqliteLedger:
     names = [f"step-{n}" for n in range(steps)]
     store.record([], [Claim(name, 1, "abc", 1000.0, "boot") for name in names])
     store.record(
-        [
-            Ending(name, 1, "done", False, False, "", 0, 1.0, None, name.encode(), len(name), b"", 0)
-            for name in names
-        ],
+        [ENDED._replace(step=name, output=name.encode(), output_size=len(name)) for name in names],
         [],
     )
     return store
@@ -67,9 +65,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> Non
         checkpoint.load(str(path))
 
 
-def test_bursts_share_a_write_and_a_lone_step_does_not_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bursts_share_a_write_and_a_lone_step_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     The first change is due at once; the next at the earliest a second later.
     """

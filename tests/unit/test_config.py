@@ -1,6 +1,7 @@
 """The configuration: typed, complete, and every mistake of every file in one go."""
 
 import gc
+import json
 import os
 import stat
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from worker import config
-from worker.config import Config, Glob, Items, Lines, Range, Retry
+from worker import config, plan
+from worker.config import Config
 from worker.errors import CONFIG, ConfigError
+from worker.task import Expect, Glob, Items, Lines, Range, Retry
 
 
 def write(tmp_path: Path, content: str, **drop_ins: str) -> str:
@@ -107,7 +109,7 @@ tasks:
         {"A": "1", "B": "1"},
         3600,
         ("bash", "-c"),
-        (9, 10),
+        Retry(9, 10.0),
     )
     assert (second.env, second.timeout, second.shell) == ({"A": "1", "B": "2"}, None, ("zsh", "-c"))
     assert second.retry == Retry(9, 1)
@@ -203,9 +205,7 @@ def test_a_mistake_in_a_task_is_one_line(tmp_path: Path, line: str, said: str) -
     """
     R4: where, what, and what to do; nothing else is said.
     """
-    rest = "".join(
-        f"    {other}\n" for other in ("id: a", "run: x") if not line.startswith(other.split(":")[0] + ":")
-    )
+    rest = "".join(f"    {other}\n" for other in ("id: a", "run: x") if not line.startswith(other.split(":")[0] + ":"))
     (only,) = refused(tmp_path, f"    {line}\n{rest}".replace("    ", "  - ", 1).join(("# \ntasks:\n", "")))
     place, _, words = said.partition(": ")
     assert only.startswith(f"config.yaml:{int(place.split(':')[0]) + 2}:{place.split(':')[1]}: {words}")
@@ -223,7 +223,8 @@ def test_a_mistake_in_a_task_is_one_line(tmp_path: Path, line: str, said: str) -
         ("tasks: [x]\n", "config.yaml:1:9: a task wants a mapping, found a text"),
         ("tasks: [{run: x}]\n", "config.yaml:1:9: 'id' is missing"),
         ("tasks: [{id: x}]\n", "config.yaml:1:9: 'run' is missing"),
-        ("concurrency: 2\n", "config.yaml:1:14: concurrency: this version runs only 1 step at a time, not 2"),
+        ("concurrency: 999\ntasks: [{id: x, run: x}]\n", "config.yaml:1:14: concurrency: 999 steps at a time"),
+        ("concurrency: 0\ntasks: [{id: x, run: x}]\n", "config.yaml:1:14: concurrency: wants a whole number from 1"),
         (
             "on_failure: explode\n",
             "config.yaml:1:13: on_failure: cannot be 'explode'; write stop or continue",
@@ -288,9 +289,7 @@ def test_a_drop_in_holds_nothing_but_tasks(tmp_path: Path) -> None:
     Settings in two places would be a riddle.
     """
     (only,) = refused(tmp_path, "tasks: [{id: a, run: x}]", more="on_failure: stop\ntasks: [{id: b, run: x}]")
-    assert only.startswith(
-        "config.d/more.yaml:1:13: on_failure: has no place in a drop-in, which only adds tasks"
-    )
+    assert only.startswith("config.d/more.yaml:1:13: on_failure: has no place in a drop-in, which only adds tasks")
 
 
 def test_a_main_file_may_leave_the_tasks_to_drop_ins(tmp_path: Path) -> None:
@@ -354,9 +353,7 @@ def test_secrets_in_the_wrong_place_are_not_repeated(tmp_path: Path) -> None:
     assert "hunter2" not in "".join(refused(tmp_path, "tasks: [{id: a, run: x, env: PASSWORD=hunter2}]"))
 
 
-_KEYS = st.sampled_from(
-    ["run", "tasks", "id", "env", "foreach", "range", "retry", "timeout", "defaults", "<<", "x"]
-)
+_KEYS = st.sampled_from(["run", "tasks", "id", "env", "foreach", "range", "retry", "timeout", "defaults", "<<", "x"])
 _VALUES = st.recursive(
     st.sampled_from(["", "a", "~", "1-3", "0", "'{item}'", "!x y", "&a b", "*a", "''", "5s", '"\\0"']),
     lambda inner: st.one_of(
@@ -381,3 +378,90 @@ def test_any_shape_is_a_config_or_a_config_error(tmp_path: Path, top: list[tuple
         assert all(str(problem).startswith(f"{tmp_path}/config.yaml:") for problem in exc.problems)
     else:
         assert loaded.tasks
+
+
+GOOD = """
+concurrency: 4
+defaults: {secrets: [common], retry: {max_delay: 1min, patience: 3h, never: [2, 64]}}
+tasks:
+  - id: ask
+    http: {method: POST, url: "https://localhost/x", headers: {A: b}, json: {n: 1.10, yes: true, text: "1", no: no}}
+    expect: {status: [200, 201], json: {ok: true}}
+    secrets: [token]
+  - id: call
+    python: pkg.mod:train
+    args: {epochs: 3, version: 1.10, when: 2026-01-01, nothing: ~, deep: [{a: 0644}]}
+    needs: [ask]
+    progress_every: 15min
+    before: ./get.sh
+    after: [git, push]
+    expect: {file: model.bin, matches: "loss=[0-9.]+", run: test -s model.bin}
+"""
+
+
+def test_every_kind_of_task_comes_out_typed(tmp_path: Path) -> None:
+    """
+    JSON is typed as JSON types it, and args stay as they were typed (case Y5).
+    """
+    ask, call = load(tmp_path, GOOD).tasks
+    spec = json.loads(ask.http or "")
+    assert spec["json"] == {"n": 1.1, "yes": True, "text": "1", "no": "no"}
+    assert spec["expect"] == {"status": [200, 201], "json": {"ok": True}}
+    assert ask.secrets == ("common", "token")
+    assert ask.retry == Retry(max_delay=60.0, patience=10800.0, never=(2, 64))
+    assert json.loads(call.args) == {
+        "epochs": "3",
+        "version": "1.10",
+        "when": "2026-01-01",
+        "nothing": "~",
+        "deep": [{"a": "0644"}],
+    }
+    assert (call.python, call.needs, call.progress_every) == ("pkg.mod:train", ("ask",), 900.0)
+    assert (call.before, call.after) == ("./get.sh", ("git", "push"))
+    assert call.expect == Expect(file="model.bin", matches="loss=[0-9.]+", run="test -s model.bin")
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("{id: a, run: x, http: {url: 'http://localhost/'}}", "a task has one of run, http, python, not run and http"),
+        ("{id: a}", "'run' is missing"),
+        ("{id: a, run: x, args: {b: c}}", "args: only 'python' takes them"),
+        ("{id: a, python: nothing}", "names no function; write MODULE:FUNCTION"),
+        ("{id: a, http: {}}", "'url' is missing"),
+        ("{id: a, http: {url: 'ftp://x/'}}", "http: "),
+        ("{id: a, http: {url: 'http://localhost/', headers: {'bad name': x}}}", "http: "),
+        ("{id: a, run: x, expect: {matches: '['}}", "is not a regular expression"),
+        ("{id: a, run: x, expect: {status: [200]}}", "'status' and 'json' are for http tasks"),
+        ("{id: a, run: x, retry: {never: [256]}}", "256 is not an exit code"),
+    ],
+)
+def test_a_mistake_in_a_task_is_known_before_the_run(tmp_path: Path, task: str, said: str) -> None:
+    """
+    One line, at the place.
+    """
+    (only,) = refused(tmp_path, f"tasks:\n  - {task}\n")
+    assert said in only
+
+
+def test_needs_that_are_not_there_or_go_in_a_circle_are_named(tmp_path: Path) -> None:
+    """
+    A step that waits for itself would wait for ever.
+    """
+
+    def planned(tasks: str) -> list[str]:
+        (tmp_path / "config.yaml").write_text(f"tasks:\n{tasks}")
+        with pytest.raises(ConfigError) as caught:
+            plan.build(config.load(str(tmp_path / "config.yaml")))
+        return [problem.what for problem in caught.value.problems]
+
+    assert planned("  - {id: a, run: x, needs: [b]}\n") == ["needs: there is no task 'b'"]
+    assert planned("  - {id: a, run: x, needs: [a]}\n") == ["needs: these wait for each other: a needs a"]
+    assert planned(
+        "  - {id: a, run: x, needs: [c]}\n  - {id: b, run: x, needs: [a]}\n  - {id: c, run: x, needs: [b]}\n"
+        "  - {id: d, run: x, needs: [d]}\n  - {id: e, run: x, needs: [a]}\n"
+    ) in (
+        ["needs: these wait for each other: a needs c needs b needs a", "needs: these wait for each other: d needs d"],
+        ["needs: these wait for each other: b needs a needs c needs b", "needs: these wait for each other: d needs d"],
+        ["needs: these wait for each other: c needs b needs a needs c", "needs: these wait for each other: d needs d"],
+    )

@@ -2,14 +2,14 @@
 
 import pytest
 
-from tests.plans import plan_of
+from tests.plans import graph, plan_of
 from worker import board as boards
 from worker import decide
-from worker.board import Board, Progress
-from worker.config import Retry
+from worker.board import UNTRIED, Board, Progress
 from worker.decide import End, Verdict
+from worker.task import Retry
 
-RETRY = Retry(attempts=3, delay=10.0)
+RETRY = Retry(attempts=3, delay=10.0, never=(4,))
 
 
 def choose(board: Board, slots: int = 1, stop: bool = True, now: float = 100.0) -> decide.Next:
@@ -67,44 +67,110 @@ def test_more_slots_start_more_steps() -> None:
     assert started(choose(board, slots=3)) == ["a", "c"]
 
 
+def test_steps_that_became_ready_do_not_take_the_places_of_running_ones() -> None:
+    """
+    Earlier steps of the list may become ready after later ones were started.
+    """
+    board = Board(graph(a=(), b=("a",), c=("a",), d=(), e=()))
+    assert started(choose(board, slots=3)) == ["a", "d", "e"]
+    for step in "ade":
+        board.set(step, boards.RUNNING)
+    board.set("a", boards.DONE)
+    assert started(choose(board, slots=3)) == ["b"]
+
+
+def test_needs_hold_a_step_back_and_the_others_go_on() -> None:
+    """
+    List order decides who starts first, `needs` who must wait.
+    """
+    board = Board(graph(a=("c",), b=(), c=("b",), d=()))
+    assert started(choose(board, slots=4)) == ["b", "d"]
+    board.set("b", boards.DONE)
+    assert started(choose(board, slots=4)) == ["c", "d"]
+    board.set("c", boards.DONE)
+    assert started(choose(board, slots=1)) == ["a"]
+
+
+def test_what_needs_a_failed_step_is_not_started() -> None:
+    """
+    With on_failure: continue the rest is worked through, and the run has failed.
+    """
+    board = Board(graph(a=(), b=("a",), c=()))
+    board.set("a", boards.FAILED)
+    assert started(choose(board, stop=False)) == ["c"]
+    board.set("c", boards.DONE)
+    assert choose(board, stop=False).finished == "failed"
+    assert board.state("b") == boards.WAITING
+
+
+def judged(end: End, past: Progress = UNTRIED, chance: float = 0.5, retry: Retry = RETRY) -> Verdict:
+    return decide.judge(end, past, retry, chance)
+
+
 @pytest.mark.parametrize(
     ("end", "failures", "expected"),
     [
         (End(0), 0, Verdict("done", "", False, False, 0.0)),
         (End(3), 0, Verdict("failed", "exited with status 3", True, False, 10.0)),
+        (End(3), 1, Verdict("failed", "exited with status 3", True, False, 20.0)),
         (End(3), 2, Verdict("failed", "exited with status 3", True, True, 0.0)),
+        (End(4), 0, Verdict("failed", "exited with status 4", True, True, 0.0)),
         (End(-9), 0, Verdict("failed", "killed by SIGKILL", True, False, 10.0)),
-        (
-            End(-15, limit="timeout", why="took too long"),
-            0,
-            Verdict("stalled", "took too long", True, False, 10.0),
-        ),
+        (End(-15, limit="timeout", why="took too long"), 0, Verdict("stalled", "took too long", True, False, 10.0)),
         (End(0, limit="watchdog", why="silent"), 0, Verdict("stalled", "silent", True, False, 10.0)),
+        (End(75, limit="watchdog", why="silent"), 0, Verdict("stalled", "silent", True, False, 10.0)),
+        (End(0, why="but no file"), 0, Verdict("failed", "but no file", True, False, 10.0)),
         (End(None, why="no such program"), 0, Verdict("failed", "no such program", True, False, 10.0)),
-        (
-            End(0, interrupted_by="stop"),
-            0,
-            Verdict("interrupted", "the worker was stopped", False, False, 0.0),
-        ),
-        (
-            End(None, interrupted_by="reboot"),
-            2,
-            Verdict("interrupted", "the machine went down", False, False, 0.0),
-        ),
-        (
-            End(None, interrupted_by="worker"),
-            0,
-            Verdict("interrupted", "the worker died with it", True, False, 0.0),
-        ),
-        (
-            End(None, interrupted_by="worker"),
-            2,
-            Verdict("failed", "the worker died with it", True, True, 0.0),
-        ),
+        (End(0, interrupted_by="stop"), 0, Verdict("interrupted", "the worker was stopped", False, False, 0.0)),
+        (End(None, interrupted_by="reboot"), 2, Verdict("interrupted", "the machine went down", False, False, 0.0)),
+        (End(None, interrupted_by="worker"), 0, Verdict("interrupted", "the worker died with it", True, False, 0.0)),
+        (End(None, interrupted_by="worker"), 2, Verdict("failed", "the worker died with it", True, True, 0.0)),
     ],
 )
 def test_how_an_attempt_ended_says_what_follows(end: End, failures: int, expected: Verdict) -> None:
     """
     The table of the design: what counts, what is final, and how long to wait.
     """
-    assert decide.judge(end, failures, RETRY) == expected
+    assert judged(end, Progress(failures=failures)) == expected
+
+
+def test_not_now_waits_longer_each_time_and_is_not_counted() -> None:
+    """
+    Full jitter below a bound that doubles up to max_delay.
+    """
+    delays = [judged(End(75), Progress(deferrals=n), chance=0.999).delay for n in range(8)]
+    assert [round(delay) for delay in delays] == [10, 20, 40, 80, 160, 300, 300, 300]
+    assert judged(End(75), Progress(deferrals=3), chance=0.0).delay == 0.0
+    verdict = judged(End(75), Progress(failures=2))
+    assert (verdict.outcome, verdict.counted, verdict.final) == ("deferred", False, False)
+
+
+def test_not_now_for_longer_than_patience_is_a_failure() -> None:
+    """
+    Bounded by patience, not by attempts; the last wait ends where patience does.
+    """
+    assert judged(End(75, took=1.0), Progress(deferrals=9, waited=7100.0), chance=0.999).delay == 99.0
+    verdict = judged(End(75, took=1.0), Progress(deferrals=9, waited=7199.0))
+    assert (verdict.outcome, verdict.final) == ("failed", True)
+    assert "longer than its patience" in verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "most"), [(0.0, 0, 10), (120.0, 120, 120), (1e9, 3600, 3600), (None, 0, 10)]
+)
+def test_what_a_server_asks_for_is_done_within_reason(asked: float | None, least: float, most: float) -> None:
+    """
+    Case M1: Retry-After is the least wait, and capped.
+    """
+    assert least <= judged(End(75, retry_after=asked)).delay <= most
+
+
+def test_a_step_that_got_further_is_started_again_at_once() -> None:
+    """
+    A full context, say: exit 75 with new progress or saved state costs nothing; without, it waits.
+    """
+    assert judged(End(75, progress=3.0), Progress(best=2.0)) == Verdict(
+        "again", "asked to be started afresh", False, False, 0.0
+    )
+    assert judged(End(75, saved=True)).outcome == "again"
+    assert judged(End(75, progress=2.0), Progress(best=2.0)).outcome == "deferred"

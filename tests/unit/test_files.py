@@ -17,14 +17,10 @@ OLD, NEW = b"old " * 500, b"new " * 700
 
 
 def in_child(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
-    )
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(
-    ("point", "survivor"), [("file-written", OLD), ("file-synced", OLD), ("file-renamed", NEW)]
-)
+@pytest.mark.parametrize(("point", "survivor"), [("file-written", OLD), ("file-synced", OLD), ("file-renamed", NEW)])
 def test_sigkill_leaves_a_whole_file(tmp_path: Path, point: str, survivor: bytes) -> None:
     """
     Wherever we die inside replace(), the reader finds the old bytes or the new ones.

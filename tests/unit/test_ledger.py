@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.plans import ENDED
 from worker.errors import StateError
 from worker.ledger import Claim, Ending, LedgerCorrupt, StorageFull
 from worker.ledger.sqlite import SqliteLedger
@@ -21,7 +22,9 @@ def claim(step: str, number: int = 1) -> Claim:
 
 def ending(step: str, outcome: str = "done", number: int = 1, output: bytes | None = b"result") -> Ending:
     size = len(output or b"")
-    return Ending(step, number, outcome, False, False, "", 0, 1001.0, None, output, size, b"log", 3)
+    return ENDED._replace(
+        step=step, number=number, outcome=outcome, output=output, output_size=size, log=b"log", log_size=3
+    )
 
 
 @pytest.fixture

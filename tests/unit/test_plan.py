@@ -151,9 +151,7 @@ def test_the_digest_follows_the_work_and_nothing_else(tmp_path: Path) -> None:
         return built.digest(built.by_id[step])
 
     same = digest("- {id: a, run: x, env: {A: 1, B: 2}}")
-    assert same == digest(
-        "- {id: z, run: y}\n- {id: a, env: {B: 2, A: 1}, run: x, timeout: 1h, retry: {attempts: 9}}"
-    )
+    assert same == digest("- {id: z, run: y}\n- {id: a, env: {B: 2, A: 1}, run: x, timeout: 1h, retry: {attempts: 9}}")
     others = {
         digest("- {id: a, run: x}"),
         digest("- {id: a, run: y, env: {A: 1, B: 2}}"),

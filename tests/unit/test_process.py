@@ -119,7 +119,7 @@ while found := process.family(child.pid, b"STATE_DIRECTORY=/x/steps/a"):
     process.send(found, signal.SIGKILL)
     process.reap()
 process.reap()
-print(process.has_children(), flush=True)
+print(process.has_orphans(()), flush=True)
 """
 
 

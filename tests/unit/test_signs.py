@@ -5,9 +5,11 @@ import math
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.plans import task
 from worker.signs import Limits, NotifySocket, Sign, parse
 
 
@@ -18,6 +20,12 @@ from worker.signs import Limits, NotifySocket, Sign, parse
         (b"STATUS=half way", Sign(False, "half way")),
         (b"WATCHDOG=1\nSTATUS=half way\n", Sign(True, "half way")),
         (b"MAINPID=1\nSTOPPING=1\nREADY=0\nEXIT_STATUS=3", Sign(False, None)),  # case W7
+        (b"X_AGENT_PROGRESS=3/10", Sign(progress=3.0, progress_text="3/10")),
+        (b"X_AGENT_PROGRESS=7", Sign(progress=7.0, progress_text="7")),
+        (b"X_AGENT_PROGRESS=many", Sign()),
+        (b"X_AGENT_SPEND=0.12\nX_AGENT_RETRY_AFTER=120", Sign(spend=0.12, retry_after=120.0)),
+        (b"X_AGENT_SPEND=-1\nX_AGENT_RETRY_AFTER=soon", Sign()),
+        (b"EXTEND_TIMEOUT_USEC=5000000", Sign(extend=5.0)),
         (b"WATCHDOG=0", Sign(False, None)),
         (b"WATCHDOG=trigger", Sign(False, None)),
         (b"STATUS=\x1b[2J\xff", Sign(False, "\\x1b[2J\ufffd")),
@@ -40,11 +48,9 @@ def test_descriptors_that_come_along_are_closed(tmp_path: Path) -> None:
     listening = NotifySocket(path)
     sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     read, write = os.pipe()
-    sender.sendmsg(
-        [b"BARRIER=1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [write]))], 0, path
-    )
+    sender.sendmsg([b"BARRIER=1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [write]))], 0, path)
     os.close(write)
-    assert listening.receive() == []
+    assert list(listening.receive()) == []
     assert os.read(read, 1) == b"", "the descriptor that was sent is still open"
     os.close(read)
     sender.close()
@@ -63,11 +69,53 @@ def test_a_socket_left_by_a_dead_worker_is_replaced(tmp_path: Path) -> None:
     NotifySocket(path).close()
 
 
+def limits_of(now: float, **limits: Any) -> Limits:
+    return Limits(now, task("a")._replace(**limits))
+
+
+def test_the_sender_is_named_by_the_kernel(tmp_path: Path) -> None:
+    """
+    Only a step's own processes are believed: each message comes with its sender's pid.
+    """
+    path = str(tmp_path / "notify")
+    listening = NotifySocket(path)
+    sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sender.sendto(b"WATCHDOG=1", path)
+    assert list(listening.receive()) == [(Sign(beat=True), os.getpid())]
+    sender.close()
+    listening.close()
+
+
+def test_progress_must_be_new_and_only_the_steps_own_program_owes_it() -> None:
+    """
+    progress_every and watchdog do not hold for what runs before and after the step's own program.
+    """
+    limits = limits_of(100.0, progress_every=10, watchdog=5)
+    limits.restart(100.0, own=False)
+    assert limits.broken(1000.0) is None
+    limits.restart(1000.0, own=True)
+    limits.beat(1008.0)
+    assert limits.broken(1010.0) == "progress_every"
+    limits.progress(1009.0)
+    assert limits.deadline() == 1013.0
+
+
+def test_a_timeout_can_be_extended() -> None:
+    """
+    EXTEND_TIMEOUT_USEC= counts from now and never shortens, as in sd_notify(3).
+    """
+    limits = limits_of(100.0, timeout=60)
+    limits.extend(110.0, 5.0)
+    assert limits.deadline() == 160.0
+    limits.extend(150.0, 30.0)
+    assert limits.deadline() == 180.0
+
+
 def test_each_limit_has_its_own_clock() -> None:
     """
     timeout counts from the start, watchdog from the last beat, stall_after from any sign of life.
     """
-    limits = Limits(100.0, timeout=60, stall_after=20, watchdog=10)
+    limits = limits_of(100.0, timeout=60, stall_after=20, watchdog=10)
     assert limits.deadline() == 110.0
     limits.beat(109.0)
     assert limits.deadline() == 119.0
@@ -82,7 +130,7 @@ def test_no_limits_never_break() -> None:
     """
     A step without limits may take for ever.
     """
-    limits = Limits(0.0, None, None, None)
+    limits = limits_of(0.0)
     assert limits.deadline() == math.inf
     assert limits.broken(1e12) is None
 
@@ -91,7 +139,7 @@ def test_time_without_the_worker_is_not_charged() -> None:
     """
     Case W1: after a pause every limit has as much left as before.
     """
-    limits = Limits(0.0, timeout=60, stall_after=20, watchdog=10)
+    limits = limits_of(0.0, timeout=60, stall_after=20, watchdog=10)
     limits.beat(5.0)
     limits.excuse(1000.0)
     assert limits.broken(1014.9) is None

@@ -97,9 +97,7 @@ def test_a_full_socket_costs_little_and_one_warning(listener: socket.socket) -> 
 
 
 @pytest.mark.parametrize("kind", ["missing", "stream", "empty"])
-def test_a_socket_that_cannot_be_used_is_survived(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_socket_that_cannot_be_used_is_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """
     Case W11: one warning where there is something to warn of, no ping, no exception.
     """

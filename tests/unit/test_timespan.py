@@ -88,9 +88,7 @@ def test_systemd_reads_the_same() -> None:
     The real systemd-analyze is asked about every span above.
     """
     command = ["systemd-analyze", "timespan", "--", *SPANS]
-    output = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={"LC_ALL": "C.UTF-8"}
-    ).stdout
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env={"LC_ALL": "C.UTF-8"}).stdout
     theirs = [int(line.split(":")[1]) for line in output.splitlines() if line.strip()[1:].startswith("s:")]
     assert theirs == [round(timespan.parse(text) * 1e6) for text in SPANS]
 

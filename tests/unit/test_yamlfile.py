@@ -110,10 +110,7 @@ def test_a_duplicate_key_names_both_lines(tmp_path: Path) -> None:
     """
     Y1: the second is where the message points, the first is in its words.
     """
-    assert (
-        only(tmp_path, "run: a\nx: y\nrun: b\n")
-        == "3:1: 'run' is already set on line 1; remove one of the two"
-    )
+    assert only(tmp_path, "run: a\nx: y\nrun: b\n") == "3:1: 'run' is already set on line 1; remove one of the two"
 
 
 def test_aliases_repeat_what_their_anchor_names(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 DONE, FAILED, STALLED, INTERRUPTED = "done", "failed", "stalled", "interrupted"
+DEFERRED, AGAIN = "deferred", "again"  # the step said "not now", or "restart me fresh"
 
 
 class StorageFull(Exception):
@@ -32,7 +33,9 @@ class Claim(NamedTuple):
 class Ending(NamedTuple):
     """The end of an attempt.
 
-    `counted`: it uses up one of the step's attempts.  `final`: the step has failed for good.
+    `counted`: it uses up one of the step's attempts.  `final`: the step has failed for good.  `took`
+    and `delay`, the wait for the next attempt, are seconds.  `progress` is the furthest the attempt
+    got, `spend` what it said that it had spent, `detail` what it was doing when it was ended for a limit.
     `output` is the whole result when it is small; None when it lies in the file out/STEP.
     `log` is what the step wrote to standard error, or the end of it.
     """
@@ -45,7 +48,11 @@ class Ending(NamedTuple):
     cause: str
     status: int | None
     ended: float
-    retry_at: float | None
+    took: float
+    delay: float
+    progress: float
+    spend: float
+    detail: str
     output: bytes | None
     output_size: int
     log: bytes
@@ -67,7 +74,11 @@ class Row(NamedTuple):
     cause: str
     status: int | None
     ended: float | None
-    retry_at: float | None
+    took: float
+    delay: float
+    progress: float
+    spend: float
+    detail: str
     output_size: int
     log_size: int
 
@@ -90,6 +101,9 @@ class Ledger(Protocol):
 
     def note(self, facts: dict[str, str]) -> None:
         """Store facts about the run, durably, in one transaction.  Raises StorageFull."""
+
+    def last_closed(self, step: str) -> Row | None:
+        """Return the newest attempt of a step that has ended, or None."""
 
     def output(self, seq: int) -> bytes | None:
         """Return the inline output of an attempt, or None."""

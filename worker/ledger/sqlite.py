@@ -33,7 +33,11 @@ CREATE TABLE attempts (
     cause TEXT NOT NULL DEFAULT '',
     status INTEGER,
     ended REAL,
-    retry_at REAL,
+    took REAL NOT NULL DEFAULT 0,
+    delay REAL NOT NULL DEFAULT 0,
+    progress REAL NOT NULL DEFAULT 0,
+    spend REAL NOT NULL DEFAULT 0,
+    detail TEXT NOT NULL DEFAULT '',
     output_size INTEGER NOT NULL DEFAULT 0,
     log_size INTEGER NOT NULL DEFAULT 0,
     output BLOB,
@@ -44,6 +48,7 @@ CREATE UNIQUE INDEX done ON attempts (step) WHERE outcome = 'done';
 """
 
 _ROW = ", ".join(Row._fields)
+_ENDING = ", ".join(f"{name} = ?" for name in Ending._fields[2:])  # all but step and number
 
 _WAIT_AND_RETRY = {
     sqlite3.SQLITE_FULL,
@@ -106,8 +111,7 @@ class SqliteLedger:
             for claim in claims:
                 seq += 1
                 self._db.execute(
-                    "INSERT INTO attempts (seq, step, number, definition, started, boot)"
-                    " VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO attempts (seq, step, number, definition, started, boot) VALUES (?, ?, ?, ?, ?, ?)",
                     (seq, *claim),
                 )
                 opened[claim.step, claim.number] = seq
@@ -132,6 +136,16 @@ class SqliteLedger:
         with self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
+    def last_closed(self, step: str) -> Row | None:
+        with _errors():
+            cursor = self._db.execute(
+                f"SELECT {_ROW} FROM attempts WHERE step = ? AND outcome IS NOT NULL ORDER BY seq DESC LIMIT 1",
+                (step,),
+            )
+            cursor.row_factory = _row
+            found: Row | None = cursor.fetchone()
+        return found
+
     def output(self, seq: int) -> bytes | None:
         with _errors():
             found = self._db.execute("SELECT output FROM attempts WHERE seq = ?", (seq,)).fetchone()
@@ -154,9 +168,7 @@ class SqliteLedger:
                 if row.step in done or not (new or row.outcome == DONE):
                     continue
                 self._db.execute("DELETE FROM attempts WHERE step = ? AND number = ?", (row.step, row.number))
-                self._db.execute(
-                    f"INSERT INTO attempts ({columns}, output) VALUES ({holes}, ?)", (*row[1:], output)
-                )
+                self._db.execute(f"INSERT INTO attempts ({columns}, output) VALUES ({holes}, ?)", (*row[1:], output))
                 added += 1
         with _errors():
             self._load()
@@ -170,9 +182,7 @@ class SqliteLedger:
 
     def _close(self, ending: Ending) -> None:
         cursor = self._db.execute(
-            "UPDATE attempts SET outcome = ?, counted = ?, final = ?, cause = ?, status = ?, ended = ?,"
-            " retry_at = ?, output = ?, output_size = ?, log = ?, log_size = ?"
-            " WHERE seq = ? AND outcome IS NULL",
+            f"UPDATE attempts SET {_ENDING} WHERE seq = ? AND outcome IS NULL",
             (*ending[2:], self._open[ending.step, ending.number]),
         )
         if cursor.rowcount != 1:
@@ -197,9 +207,7 @@ class SqliteLedger:
         ).fetchone()
         self._open = {
             (step, number): seq
-            for step, number, seq in self._db.execute(
-                "SELECT step, number, seq FROM attempts WHERE outcome IS NULL"
-            )
+            for step, number, seq in self._db.execute("SELECT step, number, seq FROM attempts WHERE outcome IS NULL")
         }
 
     @contextlib.contextmanager
@@ -237,9 +245,7 @@ def _errors() -> Iterator[None]:
         if code in _WAIT_AND_RETRY:
             raise StorageFull(str(exc)) from exc
         if code == sqlite3.SQLITE_READONLY:
-            raise StateError(
-                f"the ledger can no longer be written: {exc}; remount the disk, start again"
-            ) from exc
+            raise StateError(f"the ledger can no longer be written: {exc}; remount the disk, start again") from exc
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise LedgerCorrupt(str(exc)) from exc
         if code == sqlite3.SQLITE_CONSTRAINT:

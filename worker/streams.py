@@ -1,0 +1,140 @@
+"""A step's two pipes: every byte to its spool, lines to the journal, and a full disk waited out.
+
+While the disk takes nothing the pipes are not read, so the step waits in its own write(2).
+"""
+
+import functools
+import os
+
+from worker.events import Events
+from worker.journal import ERROR, INFO, NOTICE, Journal, Ration
+from worker.lines import Lines
+from worker.output import Spool
+from worker.process import Child
+
+_CHUNK = 256 * 1024
+# What is read at most from a pipe once the step has ended; more than any pipe holds (pipe(7)).
+_DRAIN_MAX = 16 * 1024 * 1024
+_RETRY_DISK = 1.0
+
+
+class _Stream:
+    """One pipe."""
+
+    __slots__ = ("fd", "lines", "priority", "spool")
+
+    def __init__(self, fd: int, spool: Spool, priority: int) -> None:
+        self.fd = fd
+        self.spool = spool
+        self.lines = Lines()
+        self.priority = priority
+
+
+class Streams:
+    """The pipes of an attempt's programs, one program after the other."""
+
+    def __init__(self, step: str, number: int, output: Spool, log: Spool, events: Events, journal: Journal) -> None:
+        self.output = output
+        self.log = log
+        self.last_data = events.now
+        self.held_since: float | None = None  # the disk is full since then
+        self._retry_at = 0.0
+        self._step = step
+        self._number = number
+        self._events = events
+        self._journal = journal
+        self._ration = Ration(events.now)
+        self._open: list[_Stream] = []
+
+    def attach(self, child: Child, result: bool) -> None:
+        """Read from `child`; its standard output is the step's result if `result`, else part of the log."""
+        spool, priority = (self.output, INFO) if result else (self.log, NOTICE)
+        self._open = [_Stream(child.stdout, spool, priority), _Stream(child.stderr, self.log, NOTICE)]
+        for stream in self._open:
+            self._watch(stream)
+
+    def drain(self) -> None:
+        """Take what is still in the pipes, a full disk or not: it is little.  Then close them."""
+        for stream in self._open:
+            for _ in range(_DRAIN_MAX // _CHUNK):
+                if stream.fd < 0 or not self._read(stream):
+                    break
+            if stream.fd >= 0:
+                self._close(stream)
+        self._open = []
+
+    def close(self, kept_where: str) -> None:
+        """Say once how many lines the journal does not have; `kept_where` tells where they are."""
+        if self._ration.skipped:
+            text = f"[{self._ration.skipped} lines left out here; {kept_where}]"
+            self._journal.output(self._step, self._number, text, NOTICE)
+
+    # -- a full disk
+
+    @property
+    def retry_at(self) -> float:
+        """When `retry` is due, if `held_since` is set."""
+        return self._retry_at
+
+    def retry(self, now: float) -> bool:
+        """Try to write what the disk did not take; return whether everything is written now."""
+        self._retry_at = now + _RETRY_DISK
+        try:
+            self.output.retry()
+            self.log.retry()
+        except OSError:
+            return False
+        self.held_since = None
+        for stream in self._open:
+            if stream.fd >= 0:
+                self._watch(stream)
+        self._say("the disk takes its output again", NOTICE)
+        return True
+
+    def _hold(self, exc: OSError, stream: _Stream) -> None:
+        self._events.forget(stream.fd)
+        if self.held_since is None:
+            self.held_since = self._events.now
+            self._retry_at = self._events.now + _RETRY_DISK
+            reason = f"{exc.strerror}: {stream.spool.path}"
+            self._say(f"its output cannot be written ({reason}); the step waits until there is space", ERROR)
+
+    def _say(self, text: str, priority: int) -> None:
+        self._journal.event(
+            "waiting", f"{self._step}: {text}", step=self._step, attempt=self._number, priority=priority
+        )
+
+    # -- the pipes
+
+    def _watch(self, stream: _Stream) -> None:
+        self._events.watch(stream.fd, functools.partial(self._read, stream))
+
+    def _read(self, stream: _Stream) -> bool:
+        """Take one chunk, so that a step which prints without end leaves the loop its turn.
+
+        Return whether there may be more.
+        """
+        try:
+            data = os.read(stream.fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close(stream)
+            return False
+        self.last_data = self._events.now
+        self._print(stream, stream.lines.feed(data))
+        try:
+            stream.spool.write(data)
+        except OSError as exc:
+            self._hold(exc, stream)
+        return True
+
+    def _print(self, stream: _Stream, lines: list[str]) -> None:
+        for line in lines[: self._ration.take(len(lines), self._events.now)]:
+            self._journal.output(self._step, self._number, line, stream.priority)
+
+    def _close(self, stream: _Stream) -> None:
+        self._events.forget(stream.fd)
+        os.close(stream.fd)
+        stream.fd = -1
+        self._print(stream, stream.lines.end())
