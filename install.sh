@@ -13,7 +13,8 @@ usage() {
     cat <<'EOF'
 install.sh install [--user NAME] [--workdir PATH]...
     Install, or upgrade.  --user: whose rights the steps have (default: a user
-    of their own, 'agent').  --workdir: a folder of theirs the steps may write.
+    of their own, 'agent').  --workdir: a folder of theirs the steps may write;
+    those of earlier installations for the same user stay open.
 install.sh uninstall    Remove program and units; keep configuration and state.
 install.sh purge        Remove those too.
 install.sh venv DIR [--dev]
@@ -81,10 +82,11 @@ do_install() {
         user=$(sed -n 's/^User=//p' "$dropin")
     fi
     user=${user:-agent}
+    mktmp
+    keep_workdirs "$user"
     check_user "$user"
     check_workdirs "$user"
 
-    mktmp
     # Not whatever is first in PATH: a service must not depend on somebody's home.
     find_python /usr/bin/python3 /usr/bin/python3.14 /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11
     first=1
@@ -235,7 +237,8 @@ if [ ! -x "\$release/bin/python" ]; then
     exit 78
 fi
 # -I: neither the caller's environment nor a step's ~/.local may change what is imported.
-exec "\$release/bin/python" -I -m worker "\$@"
+# Not -m: that costs a step's beat 7 ms more.
+exec "\$release/bin/python" -I -c "import sys; from worker.__main__ import main; sys.exit(main())" "\$@"
 EOF
 }
 
@@ -409,6 +412,20 @@ add_workdir() {
     case "$path" in / | /home | /root | /run | /tmp | /var | /usr | /etc) die "--workdir '$1': too much to open; name one folder of the user's" ;; esac
     workdirs="$workdirs$path
 "
+}
+
+# keep_workdirs USER -- what an earlier installation opened for the same user stays open.
+keep_workdirs() {
+    [ -n "$workdirs" ] && [ -f "$dropin" ] && grep -qx "User=$1" "$dropin" || return 0
+    sed -n 's/^ReadWritePaths="\(.*\)"$/\1/p' "$dropin" | sed 's/%%/%/g' >"$TMP/kept"
+    while IFS= read -r path; do
+        case "
+$workdirs" in *"
+$path
+"*) continue ;; esac
+        [ ! -d "$DESTDIR$path" ] || workdirs="$workdirs$path
+"
+    done <"$TMP/kept"
 }
 
 check_workdirs() { # USER

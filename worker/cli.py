@@ -90,6 +90,11 @@ def unit(instance: str) -> str:
     return f"{DEFAULT_INSTANCE}@{instance}" if instance else DEFAULT_INSTANCE
 
 
+def _unit_name(options: argparse.Namespace) -> str | None:
+    """Return the unit that is asked about, None for a state folder of nobody's."""
+    return None if options.state else unit(options.instance)
+
+
 def _state_folder(options: argparse.Namespace) -> str:
     if options.state:
         return os.path.abspath(str(options.state))
@@ -127,17 +132,16 @@ def _plan(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from worker import report
 
-    name = None if options.state else unit(options.instance)
-    return report.show_status(_state_folder(options), name, as_json=options.json)
+    return report.show_status(_state_folder(options), _unit_name(options), as_json=options.json)
 
 
 def _list(options: argparse.Namespace) -> int:
     from worker import report
 
-    return report.show_list(_state_folder(options))
+    return report.show_list(_state_folder(options), _unit_name(options))
 
 
 def _log(options: argparse.Namespace) -> int:
     from worker import report
 
-    return report.show_log(_state_folder(options), options.step, output=options.output)
+    return report.show_log(_state_folder(options), _unit_name(options), options.step, output=options.output)

@@ -82,7 +82,9 @@ def _drop_ins(path: str, problems: list[Problem]) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as exc:
-        problems.append(Problem(Mark(folder), f"cannot be read: {exc.strerror}", "make it a folder for drop-ins"))
+        denied = isinstance(exc, PermissionError)
+        hint = "use sudo, or join the group that owns it" if denied else "make it a folder for drop-ins"
+        problems.append(Problem(Mark(folder), f"cannot be read: {exc.strerror}", hint))
         return []
     return [os.path.join(folder, name) for name in names if _is_drop_in(name)]
 

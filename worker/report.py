@@ -41,9 +41,11 @@ def show_plan(path: str) -> int:
 
 def show_status(root: str, unit_name: str | None, as_json: bool) -> int:
     """Print how the run in the state folder `root` stands."""
-    found = look(root)
+    found = look(root, unit_name)
     if unit_name is not None:
         found["unit"] = unit.state(unit_name)
+        if found["worker"]["state"] == "absent" and (found["unit"] or {}).get("failed"):
+            found["status"] = "failed"  # whatever an earlier start had achieved: the last one did not work
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
     else:
@@ -51,12 +53,12 @@ def show_status(root: str, unit_name: str | None, as_json: bool) -> int:
     return OK
 
 
-def look(root: str) -> dict[str, Any]:
+def look(root: str, unit_name: str | None) -> dict[str, Any]:
     """Return how the run in `root` stands: what its living worker says, else what the ledger says.
 
     `worker.state` is "active", "silent" (it lives and does not answer: stopped or hanging) or "absent".
     """
-    store = _open(root)
+    store = _open(root, unit_name)
     try:
         pid = folder.holder(root)
         if pid is not None:
@@ -68,14 +70,15 @@ def look(root: str) -> dict[str, Any]:
         store.close()
 
 
-def _open(root: str) -> SqliteLedger:
+def _open(root: str, unit_name: str | None) -> SqliteLedger:
     path = Places("", root, "").ledger
     try:
         return SqliteLedger.open(path, read_only=True)
     except FileNotFoundError:
         if not os.access(root, os.X_OK) and os.path.isdir(root):
             raise StateError(f"{root}: may not be read by this user", "use sudo, or join its group") from None
-        raise StateError(f"{root}: no run has been started here", "start one: systemctl start agent") from None
+        command = f"systemctl start {unit_name}" if unit_name else f"agentctl run LIST --state {root}"
+        raise StateError(f"{root}: no run has been started here", f"start one: {command}") from None
     except ledger.StorageFull as exc:
         raise StateError(f"{path}: cannot be read: {exc}", "use sudo, or join its group") from exc
     except ledger.LedgerCorrupt as exc:
@@ -152,9 +155,9 @@ def _print_status(found: dict[str, Any]) -> None:
 _WORKER = {"active": "working", "silent": "does not answer (stopped, or hanging)", "absent": "not running"}
 
 
-def show_list(root: str) -> int:
+def show_list(root: str, unit_name: str | None) -> int:
     """Print every step of the list, and those the ledger knows besides, with its state."""
-    store = _open(root)
+    store = _open(root, unit_name)
     try:
         rows = list(store.rows())
         path = store.fact("config") or ""
@@ -201,33 +204,46 @@ def _tries(row: Row) -> str:
     return f", attempt {row.number}" if row.number > 1 else ""
 
 
-def show_log(root: str, step: str, output: bool) -> int:
+def show_log(root: str, unit_name: str | None, step: str, output: bool) -> int:
     """Print what `step` wrote to standard error, attempt by attempt; or its result, byte for byte."""
-    store = _open(root)
+    store = _open(root, unit_name)
     try:
         rows = [row for row in store.rows() if row.step == step]
         if not rows:
             raise AgentError(f"'{step}': no attempt of this step is in {root}", "see 'agentctl list'")
         places = Places("", root, "")
         if output:
-            _copy(store.output(_best(rows).seq), places.output(step))
-            return OK
-        for row in rows:
-            sys.stdout.write(f"== attempt {row.number}, {clock.stamp(row.started)}: {_ended(row)}\n")
-            sys.stdout.flush()
-            log = store.log(row.seq)
-            _copy(log if len(log) == row.log_size else None, places.log(step, row.number))
-            if row.outcome != ledger.DONE and row.output_size:
-                sys.stdout.write("-- standard output:\n")
-                sys.stdout.flush()
-                _copy(store.output(row.seq), places.output(step))
+            _copy_output(store, places, rows)
+        else:
+            for row in rows:
+                _print_log(store, places, row)
     finally:
         store.close()
     return OK
 
 
-def _best(rows: list[Row]) -> Row:
-    return next((row for row in rows if row.outcome == ledger.DONE), rows[-1])
+def _copy_output(store: SqliteLedger, places: Places, rows: list[Row]) -> None:
+    """Print the result of a step byte for byte; of one that is not done, what its last attempt left."""
+    row = next((row for row in rows if row.outcome == ledger.DONE), rows[-1])
+    if row.outcome is None:
+        raise AgentError(f"'{row.step}': attempt {row.number} has not ended; its result is kept when it has")
+    _copy(store.output(row.seq), places.output(row.step))
+
+
+def _print_log(store: SqliteLedger, places: Places, row: Row) -> None:
+    """Print how an attempt ended and what it wrote to standard error; a failed one's output as well."""
+    sys.stdout.write(f"== attempt {row.number}, {clock.stamp(row.started)}: {_ended(row)}\n")
+    sys.stdout.flush()
+    log = store.log(row.seq)
+    _copy(log if len(log) == row.log_size else None, places.log(row.step, row.number))
+    if row.detail:
+        print(f"-- what it was doing:\n{row.detail}")
+    if row.outcome == ledger.DONE and row.output_size:
+        print(f"-- its result, {row.output_size} bytes: agentctl log --output {row.step}")
+    elif row.output_size:
+        sys.stdout.write("-- standard output:\n")
+        sys.stdout.flush()
+        _copy(store.output(row.seq), places.output(row.step))
 
 
 def _ended(row: Row) -> str:

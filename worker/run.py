@@ -305,7 +305,7 @@ class Run:
             self._journal.event("state", f"{self._places.out}: {restored} results written again from the ledger")
 
     def _announce(self, found: boards.Replay) -> None:
-        news = status.opening(self._places.run, self._board)
+        news = status.opening(self._places.run, self._board, self._places.root)
         if news is not None:
             self._journal.event(news.event, news.text, priority=news.priority)
         for step in found.changed:

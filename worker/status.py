@@ -22,12 +22,12 @@ class News(NamedTuple):
     priority: int
 
 
-def opening(run: str, board: Board) -> News | None:
+def opening(run: str, board: Board, root: str) -> News | None:
     """Return the first line of a worker's life, or None if there is nothing to do."""
     done, total = board.count(boards.DONE), board.total
     if done == total:
         return None
-    text = f"run {run}: {total} steps, {done} done; " + ("going on" if done else "starting")
+    text = f"run {run}: {total} steps, {done} done; {'going on' if done else 'starting'} (state in {root})"
     return News("run-started", text, INFO)
 
 
@@ -59,7 +59,8 @@ def closing(finished: str, run: str, board: Board, attempts: int, took: float) -
         return News("run-failed", text, ERROR)
     if not attempts:
         return News("nothing-to-do", f"run {run}: nothing to do, all {board.total} steps are done", INFO)
-    return News("run-done", f"run {run}: done, {counts}, {attempts} attempts in {show(took)}", NOTICE)
+    since = f"{attempts} {'attempt' if attempts == 1 else 'attempts'} in {show(took)} since this start"
+    return News("run-done", f"run {run}: done, {counts}; {since}", NOTICE)
 
 
 def summary(board: Board, running: Collection[Attempt], waiting_for: str | None) -> str:

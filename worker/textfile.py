@@ -26,7 +26,7 @@ def _advice(exc: OSError) -> str:
     if isinstance(exc, FileNotFoundError):
         return "check the name, or create it"
     if isinstance(exc, PermissionError):
-        return f"make it readable for uid {os.geteuid()}"
+        return f"make it readable for uid {os.geteuid()}, or use sudo"
     if isinstance(exc, IsADirectoryError):
         return "name a file in it"
     return ""

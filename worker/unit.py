@@ -47,6 +47,7 @@ def state(name: str) -> dict[str, Any] | None:
             f"systemctl reset-failed {name} && systemctl start {name}"
         )
     return {
+        "failed": found.get("ActiveState") == "failed",
         "state": f"{found.get('ActiveState')} ({found.get('SubState')})",
         "result": found.get("Result"),
         "restarts": int(found.get("NRestarts") or 0),
@@ -66,7 +67,9 @@ def folder_problems(plan: Plan, name: str) -> list[Problem]:
             continue
         what = _obstacle(path, found)
         if what:
-            hint = f"open it with: sudo make install USER={_owner(path)} WORKDIR={path}"
+            hint = "make it first"
+            if os.path.isdir(path):
+                hint = f"open it with: sudo make install USER={_owner(path)} WORKDIR={path}"
             problems[path] = Problem(mark, f"cwd: '{path}' {what}", hint)
     return list(problems.values())
 
