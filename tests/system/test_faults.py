@@ -282,3 +282,81 @@ def test_the_journal_has_fields_and_the_output_its_own_name(agent: Machine) -> N
     assert [entry["AGENT_EVENT"] for entry in events] == ["step-started", "step-done"]
     assert all(len(entry["MESSAGE_ID"]) == 32 and entry["AGENT_RUN"] == "r" for entry in events)
     assert all(entry["_SYSTEMD_UNIT"] == "agent.service" for entry in entries)
+
+
+def test_of_four_parallel_steps_the_stopped_one_is_ended_alone(agent: Machine) -> None:
+    """
+    Under real systemd: SIGSTOP of one step ends that one; SIGSTOP of the worker ends the worker.
+    """
+    service = Service(
+        agent,
+        """
+concurrency: 4
+defaults: {retry: {delay: 100ms}, stall_after: 2s}
+tasks:
+  - id: s
+    foreach: {range: 1-4}
+    run: |
+      test "$AGENT_ATTEMPT" = 1 || exit 0
+      echo "pid $$"
+      while [ ! -e "$AGENT_OUT/../work/go" ]; do echo on; sleep 0.2; done
+""",
+    )
+    service.start()
+    pids = {}
+    for n in range(1, 5):
+        entry = agent.wait_journal(f"SYSLOG_IDENTIFIER=s@{n}", when=lambda entry: "pid" in entry["MESSAGE"])
+        pids[n] = entry["MESSAGE"].split()[1]
+    agent.run(["kill", "-STOP", pids[3]])
+    service.wait("step-ending", "s@3")
+    service.wait("step-done", "s@3", attempt=2)
+    assert service.per_step("step-started") == {"s@1": 1, "s@2": 1, "s@3": 2, "s@4": 1}
+
+    before = service.pid
+    service.kill("SIGSTOP")
+    service.wait("step-done", "s@1", attempt=2)
+    assert service.pid != before
+    service.wait("run-done")
+    assert service.per_step("step-done") == {f"s@{n}": 1 for n in range(1, 5)}
+
+
+def test_any_program_that_speaks_to_systemd_is_a_step(agent: Machine) -> None:
+    """
+    systemd-notify(1) beats for a shell step, and agentctl does; a step that says nonsense changes nothing.
+    """
+    service = Service(
+        agent,
+        """
+defaults: {watchdog: 2s, retry: {attempts: 1}}
+tasks:
+  - id: notify
+    run: |
+      for i in 1 2 3 4 5 6 7 8; do systemd-notify WATCHDOG=1 "--status=round $i"; sleep 0.5; done
+      systemd-notify MAINPID=1 STOPPING=1 READY=0 EXIT_STATUS=3 || true
+  - id: agentctl
+    run: for i in 1 2 3 4 5 6 7 8; do agentctl beat "round $i"; sleep 0.5; done
+""",
+    )
+    service.start()
+    pid = service.pid
+    service.wait("step-done", "notify")
+    assert (service.pid, agent.show("agent", "SubState")["SubState"]) == (pid, "running")
+    service.wait("step-done", "agentctl")
+    service.wait("run-done")
+
+
+def test_secrets_come_from_the_units_credentials(agent: Machine) -> None:
+    """
+    Case J8: LoadCredential= to the step that names it; nowhere in state, journal or runtime folder.
+    """
+    agent.write("/root/token", "planted-secret-2b7e\n", mode=0o600)
+    service = Service(
+        agent,
+        "tasks:\n  - {id: a, secrets: [token], run: 'wc -c < $CREDENTIALS_DIRECTORY/token; ls $CREDENTIALS_DIRECTORY'}\n",
+        drop_in="[Service]\nLoadCredential=token:/root/token\nLoadCredential=other:/root/token\n",
+    )
+    service.start()
+    service.wait("run-done")
+    assert agent.read("/var/lib/agent/out/a") == "20\ntoken\n"
+    assert agent.run("grep -rl planted-secret /var/lib/agent /run/agent", check=False).out == ""
+    assert not [entry for entry in agent.journal() if "planted-secret" in entry.get("MESSAGE", "")]
