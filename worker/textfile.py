@@ -1,6 +1,8 @@
 """Text files of the user's: UTF-8 whatever the locale, opened once, for reading only."""
 
+import errno
 import os
+import stat
 
 from worker.errors import ConfigError, Mark, Problem
 
@@ -13,7 +15,10 @@ def read(path: str, named_at: Mark | None = None) -> str:
     Raises ConfigError: at `named_at` when the file cannot be read, at the very byte when it is not text.
     """
     try:
-        with open(path, "rb") as file:
+        # O_NONBLOCK: to open a pipe that nobody writes to would wait for ever.
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) and not os.path.isdir(path):
+                raise OSError(errno.EINVAL, "not a regular file", path)
             data = file.read()
     except OSError as exc:
         subject = f"{path!r} " if named_at else ""

@@ -17,6 +17,8 @@ from worker.errors import ConfigError, Mark, Problem, quote
 
 _LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+_DEEPEST = 100
+
 
 class Node:
     """A part of a YAML file; lines and columns count from 1."""
@@ -77,9 +79,19 @@ def load(path: str, problems: list[Problem]) -> Node | None:
         return _Builder(path, problems).stream(_LOADER(text).get_event)
     except yaml.YAMLError as exc:
         problems.append(_syntax(path, text, exc))
+    except _TooDeep as exc:
+        problems.append(Problem(exc.where, f"more than {_DEEPEST} levels deep", "a task list needs a handful"))
     except (ValueError, OverflowError):  # PyYAML's Python parser hands an escape out of range to chr()
         problems.append(Problem(Mark(path), "an escape like '\\U...' names no character", "look for backslashes"))
     return None
+
+
+class _TooDeep(Exception):
+    """Nobody means this; the parser's time grows with the square of the depth."""
+
+    def __init__(self, where: Mark) -> None:
+        super().__init__()
+        self.where = where
 
 
 class _Builder:
@@ -125,6 +137,8 @@ class _Builder:
                 if kind is events.MappingStartEvent or kind is events.SequenceStartEvent:
                     self.open.append((node, children))
                     children = []
+                    if len(self.open) > _DEEPEST:
+                        raise _TooDeep(node.mark)
             if not self.open:
                 return node
 

@@ -1,5 +1,6 @@
 """YAML files as trees of typed-as-written texts, and the words for what is wrong with them."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -221,3 +222,18 @@ def test_any_bytes_are_a_tree_or_a_problem(tmp_path: Path, content: bytes) -> No
     tree, problems = load(tmp_path, content)
     assert tree is not None or problems
     assert all("\n" not in str(problem) for problem in problems)
+
+
+def test_what_nobody_means_is_refused_quickly(tmp_path: Path) -> None:
+    """
+    Fifty thousand levels, and a pipe that nobody writes to: one line each, no wait.
+    """
+    deep = tmp_path / "deep.yaml"
+    deep.write_text("tasks: " + "[" * 50_000)
+    problems: list[Problem] = []
+    assert yamlfile.load(str(deep), problems) is None
+    assert "more than 100 levels deep" in problems[0].what
+    fifo = tmp_path / "fifo.yaml"
+    os.mkfifo(fifo)
+    assert yamlfile.load(str(fifo), problems) is None
+    assert "not a regular file" in problems[1].what
