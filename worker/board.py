@@ -62,6 +62,10 @@ class Board:
         self._front = 0  # all blocks before this one are finished
 
     @property
+    def steps(self) -> tuple[Step, ...]:
+        return self._steps
+
+    @property
     def total(self) -> int:
         return len(self._steps)
 

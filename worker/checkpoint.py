@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from worker import __version__, clock, files
+from worker.journal import NOTICE, Journal
 from worker.ledger import DONE, Ledger, Row
 
 FORMAT = 1
@@ -97,7 +98,7 @@ def load(path: str) -> tuple[Header, list[tuple[Row, bytes | None]]]:
     try:
         content = json.loads(data)
         attempts = [_row(entry) for entry in content.pop("attempts") if entry]
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise CheckpointError(f"it is not a checkpoint ({exc})") from exc
     return _header(json.dumps(content).encode()), attempts
 
@@ -106,19 +107,22 @@ def _header(data: bytes) -> Header:
     try:
         content = json.loads(data)
         version, found = content["format"], Header(content["run"], content["revision"], content["facts"])
-    except (ValueError, KeyError, TypeError) as exc:
+    except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise CheckpointError(f"its first line is not a checkpoint's ({exc})") from exc
     if version != FORMAT:
         raise CheckpointError(f"it has format {version}, this program knows {FORMAT}")
-    if not (isinstance(found.run, str) and isinstance(found.revision, int) and isinstance(found.facts, dict)):
+    sound = isinstance(found.run, str) and isinstance(found.revision, int) and isinstance(found.facts, dict)
+    if not (sound and all(isinstance(value, str) for value in found.facts.values())):
         raise CheckpointError("its first line is not a checkpoint's")
+    if not found.facts.get("counted_from", "0").isdecimal():
+        raise CheckpointError("its 'counted_from' is not a number")
     return found
 
 
 def _row(entry: dict[str, object]) -> tuple[Row, bytes | None]:
     values = {name: entry.get(name, default) for name, default in _DEFAULT_VALUES.items()}
     for name, value in values.items():
-        if not isinstance(value, _TYPES[name]):
+        if not isinstance(value, _TYPES[name]) or (isinstance(value, int) and abs(value) >= 2**63):
             raise ValueError(f"'{name}' is {value!r}")
     output: bytes | None = None
     text, packed = entry.get("output"), entry.get("output_base64")
@@ -168,7 +172,9 @@ _DEFAULT_VALUES: dict[str, object] = dict.fromkeys(Row._fields) | {
 class Keeper:
     """Keeps checkpoint.json up to date without costing more than a small share of the time."""
 
-    def __init__(self, path: str, run: str, ledger: Ledger) -> None:
+    def __init__(self, path: str, run: str, ledger: Ledger, journal: Journal) -> None:
+        self._journal = journal
+        self._fails = False
         self._path = path
         self._run = run
         self._ledger = ledger
@@ -183,12 +189,21 @@ class Keeper:
         """Return when to write (monotonic clock); inf while the file is up to date."""
         return self._not_before if self._stale else math.inf
 
-    def write(self) -> None:
-        """Write now.  Raises OSError; then the file is as it was and due again a little later."""
+    def keep(self, now: float) -> None:
+        """Write if that is due at `now`.  If it fails the ledger still has everything: say so once, try later."""
+        if now < self.due_at() or not self._stale:
+            return
         began = clock.monotonic()
         try:
             write(self._path, self._run, self._ledger)
-            self._stale = False
-        finally:
-            now = clock.monotonic()
-            self._not_before = now + max(_LATE, (now - began) / _SHARE)
+        except OSError as exc:
+            if not self._fails:
+                text = f"{self._path}: cannot be written ({exc.strerror}); trying again, the ledger is current"
+                self._journal.warning(text)
+            self._fails = True
+        else:
+            if self._fails:
+                self._journal.event("state", f"{self._path}: written again", priority=NOTICE)
+            self._stale = self._fails = False
+        ended = clock.monotonic()
+        self._not_before = ended + max(_LATE, (ended - began) / _SHARE)

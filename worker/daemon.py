@@ -2,17 +2,21 @@
 
 import faulthandler
 import gc
+import time
 from collections.abc import Callable, Mapping
 
 from worker import config, folder, journal, plan, resume, sandbox
-from worker.errors import AgentError, ConfigError
+from worker.disk import FULL
+from worker.errors import AgentError, ConfigError, StateError
 from worker.folder import Places
 from worker.journal import ERROR, WARNING, Journal
+from worker.ledger import StorageFull
 from worker.run import Run
 from worker.systemd import Notifier
 
 # How long each stage of the start may take before systemd is right to give up on it.
 _STAGE = 60.0
+_DISK_RETRY = 1.0
 
 
 def run(config_path: str, state_folder: Callable[[str], str], environ: Mapping[str, str]) -> int:
@@ -53,14 +57,35 @@ def _work(
     notifier: Notifier,
     environ: Mapping[str, str],
 ) -> int:
-    lock = folder.lock(places.root)  # held until the process ends
-    assert lock >= 0
+    held = folder.lock(places.root)  # until the process ends
     sandbox.check(steps, places.secrets)
-    resumed = resume.open_ledger(places)
+    resumed = _resume(places, log, notifier)
     try:
         for notice in resumed.notices:
             log.event("state", notice, priority=WARNING)
         gc.freeze()  # the plan lives as long as the process: no collection need look at it again
-        return Run(settings, steps, places, resumed.ledger, log, notifier, environ).work()
+        run = Run(settings, steps, places, resumed.ledger, log, notifier, environ, held.in_order)
+        status = run.work()
+        folder.leave(held)
+        return status
+    except OSError as exc:
+        raise StateError(f"{exc.filename or places.root}: {exc.strerror}") from exc
     finally:
         resumed.ledger.close()
+
+
+def _resume(places: Places, log: Journal, notifier: Notifier) -> resume.Resumed:
+    """Open what an earlier worker left; a disk that is full is waited out, with systemd's leave."""
+    told = False
+    while True:
+        try:
+            return resume.open_ledger(places)
+        except (StorageFull, OSError) as exc:
+            if isinstance(exc, OSError) and exc.errno not in FULL:
+                raise StateError(f"{exc.filename or places.root}: {exc.strerror}") from exc
+            if not told:
+                text = f"{places.root}: the state cannot be opened ({exc}); waiting for space, nothing is lost"
+                log.event("waiting", text, priority=ERROR)
+            told = True
+            notifier.starting(_STAGE)
+            time.sleep(_DISK_RETRY)  # nothing runs yet that could be heard

@@ -115,26 +115,52 @@ def make(root: str) -> None:
         os.makedirs(f"{root}/{name}", mode=0o750, exist_ok=True)
 
 
-def lock(root: str) -> int:
-    """Take the state folder for this process; return the descriptor that holds it until it is closed.
+class Lock(NamedTuple):
+    """The hold on a state folder; `in_order` tells whether the worker before ended in order."""
+
+    fd: int
+    in_order: bool
+
+
+def lock(root: str) -> Lock:
+    """Take the state folder for this process, until the process ends.
 
     The lock is the kernel's (fcntl(2)) and ends with the process, however it ends.  Nothing else in
     this process may open the lock file: closing any descriptor of it would give the lock up.  Raises
-    StateHeld with the pid of the holder.
+    StateHeld with the pid of the holder, StateError if there can be no lock file.
     """
-    fd = os.open(f"{root}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    path = f"{root}/lock"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as exc:
+        raise StateError(f"{path}: cannot be opened: {exc.strerror}") from exc
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:
         pid = _holder(fd)
         os.close(fd)
         if exc.errno not in (errno.EACCES, errno.EAGAIN):
-            raise StateError(f"{root}/lock: cannot be locked: {exc.strerror}") from exc
+            raise StateError(f"{path}: cannot be locked: {exc.strerror}") from exc
         raise StateHeld(
             f"{root}: held by another worker, process {pid or 'unknown'}",
             "stop that one first, or use another state folder",
         ) from exc
-    return fd
+    in_order = os.pread(fd, len(_IN_ORDER), 0) == _IN_ORDER
+    _mark(fd, _AT_WORK)
+    return Lock(fd, in_order)
+
+
+def leave(held: Lock) -> None:
+    """Note that this worker ends in order.  Works on a full disk: the bytes have their place already."""
+    _mark(held.fd, _IN_ORDER)
+
+
+_AT_WORK, _IN_ORDER = b"at work \n", b"in order\n"
+
+
+def _mark(fd: int, word: bytes) -> None:
+    with contextlib.suppress(OSError):  # a new file on a full disk: then the next worker does not know
+        os.pwrite(fd, word, 0)
 
 
 def holder(root: str) -> int | None:

@@ -94,31 +94,27 @@ def _ask(runtime: str | None) -> dict[str, Any] | None:
 
 def _from_ledger(store: SqliteLedger, pid: int | None) -> dict[str, Any]:
     """Return the same facts as a worker's own answer, from the rows alone."""
-    done: set[str] = set()
-    failed: set[str] = set()
-    current: list[dict[str, Any]] = []
-    newest = 0.0
-    counted_from = int(store.fact("counted_from") or 0)
-    for row in store.rows():
-        newest = max(newest, row.ended or row.started)
-        if row.outcome == ledger.DONE:
-            done.add(row.step)
-        elif row.outcome is None:
-            since = clock.stamp(row.started)
-            current.append({"step": row.step, "attempt": row.number, "since": since, "status": None})
-        elif row.final and row.seq > counted_from:
-            failed.add(row.step)
-    failed -= done
-    total, gone = int(store.fact("total") or 0), int(store.fact("gone") or 0)
+    rows = list(store.rows())
+    current = [
+        {"step": row.step, "attempt": row.number, "since": clock.stamp(row.started), "status": None}
+        for row in rows
+        if row.outcome is None and pid is not None
+    ]
+    newest = max((row.ended or row.started for row in rows), default=None)
     state = store.fact("state") or "running"
     if pid is None and state == "running":
         state = "stopped"
-    finished = len(done) - gone  # of the steps that are on the list now
-    waiting = max(0, total - finished - len(failed) - len(current))
+    try:
+        board = _board(store, rows)
+        counts = [board.total, *map(board.count, (boards.DONE, boards.FAILED, boards.WAITING))]
+    except AgentError:  # the list is gone or wrong by now: as it was when the worker last read it
+        total, done = int(store.fact("total") or 0), sum(row.outcome == ledger.DONE for row in rows)
+        counts = [total, done, 0, max(0, total - done)]
+    counts[3] -= len(current)
     return {
         "run": store.fact("run"),
         "status": state,
-        "steps": status.counts(total, finished, len(failed), waiting),
+        "steps": status.counts(*counts),
         "current": current,
         "waiting_for": None,
         "updated": clock.stamp(newest) if newest else None,
@@ -155,41 +151,44 @@ def _print_status(found: dict[str, Any]) -> None:
 _WORKER = {"active": "working", "silent": "does not answer (stopped, or hanging)", "absent": "not running"}
 
 
+def _board(store: SqliteLedger, rows: list[Row]) -> boards.Board:
+    """Return where every step of the list stands by the ledger's rows; raises AgentError if there is no list."""
+    steps = plan.build(config.load(store.fact("config") or ""))
+    return boards.replay(steps, rows, int(store.fact("counted_from") or 0), Now(0.0, 0.0)).board
+
+
 def show_list(root: str, unit_name: str | None) -> int:
     """Print every step of the list, and those the ledger knows besides, with its state."""
     store = _open(root, unit_name)
     try:
         rows = list(store.rows())
-        path = store.fact("config") or ""
-        counted_from = int(store.fact("counted_from") or 0)
+        alive = folder.holder(root) is not None
+        last: dict[str, Row] = {}
+        for row in rows:
+            if row.outcome == ledger.DONE or row.step not in last or last[row.step].outcome != ledger.DONE:
+                last[row.step] = row
+        names, waiting = list(last), set[str]()
+        try:
+            board = _board(store, rows)
+        except AgentError as exc:
+            print(f"the task list cannot be read, these are the steps tried so far: {exc}", file=sys.stderr)
+        else:
+            listed = [step.id for step in board.steps]
+            waiting = {name for name in listed if board.state(name) == boards.WAITING}
+            names = listed + [name for name in last if name not in set(listed)]
+        for name in names:
+            print(_list_line(name, last.get(name), name in waiting, alive))
     finally:
         store.close()
-    last: dict[str, Row] = {}
-    for row in rows:
-        if row.outcome == ledger.DONE or row.step not in last or last[row.step].outcome != ledger.DONE:
-            last[row.step] = row
-    names = list(last)
-    try:
-        steps = plan.build(config.load(path))
-    except AgentError as exc:
-        print(f"the task list cannot be read, these are the steps tried so far: {exc}", file=sys.stderr)
-    else:
-        board = boards.replay(steps, rows, counted_from, Now(0.0, 0.0)).board
-        waiting = {step.id for step in steps.steps if board.state(step.id) == boards.WAITING}
-        names = [step.id for step in steps.steps] + [name for name in last if name not in steps.by_id]
-        for name in names:
-            print(_list_line(name, last.get(name), name in waiting))
-        return OK
-    for name in names:
-        print(_list_line(name, last[name], waiting=False))
     return OK
 
 
-def _list_line(name: str, row: Row | None, waiting: bool) -> str:
+def _list_line(name: str, row: Row | None, waiting: bool, alive: bool) -> str:
     if row is None:
         return f"waiting  {name}"
     if row.outcome is None:
-        return f"running  {name}  attempt {row.number} since {clock.stamp(row.started)}"
+        state = "running" if alive else "cut off"
+        return f"{state:<8} {name}  attempt {row.number} since {clock.stamp(row.started)}"
     if row.outcome == ledger.DONE:
         return f"done     {name}  {clock.stamp(row.ended or 0)} in {_took(row)}{_tries(row)}"
     state = "waiting" if waiting else "failed"

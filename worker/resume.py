@@ -13,7 +13,7 @@ from worker import checkpoint, folder, shelf
 from worker.checkpoint import CheckpointError
 from worker.errors import StateError
 from worker.folder import Places
-from worker.ledger import LedgerCorrupt, StorageFull
+from worker.ledger import LedgerCorrupt
 from worker.ledger.sqlite import SUFFIXES, SqliteLedger
 
 
@@ -70,14 +70,14 @@ def _open(places: Places) -> tuple[SqliteLedger | None, str | None]:
         return None, None
     except LedgerCorrupt as exc:
         return None, str(exc)
-    except StorageFull as exc:
-        raise StateError(f"{places.ledger}: cannot be opened: {exc}", "make room or mend the disk") from exc
 
 
 def _compare(ledger: SqliteLedger, places: Places, notices: list[str]) -> None:
     """Give a sound ledger what only the checkpoint knows."""
     try:
         head = checkpoint.header(places.checkpoint)
+        if head.run != places.run:
+            raise CheckpointError(f"it is of the run '{head.run}'")
         if head.revision > ledger.revision():
             _head, rows = checkpoint.load(places.checkpoint)
             added = ledger.restore(rows)
@@ -104,11 +104,14 @@ def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLe
         aside = folder.set_aside(places.ledger, SUFFIXES)
         notices.append(f"{places.ledger}: {broken}; set aside as {aside}")
     elif any(os.path.exists(places.ledger + suffix) for suffix in SUFFIXES):
-        folder.set_aside(places.ledger, SUFFIXES)  # a -wal without its database must not meet the new one
-    ledger = SqliteLedger.create(places.ledger)
+        # A -wal without its database must not meet the new one.
+        aside = folder.set_aside(places.ledger, SUFFIXES)
+        notices.append(f"{places.ledger}: missing, but its -wal is there; set aside as {aside}")
+    try:
+        ledger = SqliteLedger.create(places.ledger, rows, {"run": places.run} | (head.facts if head else {}))
+    except ValueError as exc:
+        raise _hopeless(places, f"{places.ledger}: missing, and {places.checkpoint}: {exc}") from exc
     if head is not None:
-        ledger.restore(rows)
-        ledger.note({**head.facts, "run": head.run})
         notices.append(f"{places.ledger}: made anew from checkpoint.json, {len(rows)} attempts")
     return ledger
 

@@ -8,6 +8,7 @@ import pytest
 from tests.plans import ENDED
 from worker import checkpoint, clock
 from worker.checkpoint import CheckpointError, Keeper
+from worker.journal import Journal
 from worker.ledger import Claim
 from worker.ledger.sqlite import SqliteLedger
 
@@ -72,11 +73,11 @@ def test_bursts_share_a_write_and_a_lone_step_does_not_wait(tmp_path: Path, monk
     now = [100.0]
     monkeypatch.setattr(clock, "monotonic", lambda: now[0])
     store = ledger_with(tmp_path, 1)
-    keeper = Keeper(str(tmp_path / "checkpoint.json"), "demo", store)
+    keeper = Keeper(str(tmp_path / "checkpoint.json"), "demo", store, Journal("demo", lambda *_: None))
     assert keeper.due_at() == float("inf")
     keeper.changed()
     assert keeper.due_at() <= now[0]
-    keeper.write()
+    keeper.keep(now[0])
     assert keeper.due_at() == float("inf")
     keeper.changed()
     assert keeper.due_at() == 101.0

@@ -134,6 +134,58 @@ def test_a_ledger_that_knows_less_than_the_checkpoint_is_completed(places: Place
     resumed.ledger.close()
 
 
+def test_a_checkpoint_of_another_run_is_never_mixed_in(places: Places, tmp_path: Path) -> None:
+    """
+    Beside a sound ledger it is set aside; alone it is put on the shelf for its own run.
+    """
+    other = Places("other", str(tmp_path / "other"), folder.prepare(str(tmp_path / "other"), None))
+    ledger = resume.open_ledger(other).ledger
+    ledger.record([], [Claim(name, 1, "abc", 1000.0, "boot") for name in "abcdefg"])
+    ledger.record([ENDED._replace(step=name) for name in "abcdefg"], [])
+    checkpoint.write(other.checkpoint, "other", ledger)
+    ledger.close()
+    os.replace(other.checkpoint, places.checkpoint)
+
+    resumed = resume.open_ledger(places)
+
+    assert facts(resumed.ledger) == ALL
+    resumed.ledger.close()
+    (aside,) = set_aside(places)
+    assert "it is of the run 'other'" in resumed.notices[0]
+
+    os.rename(f"{places.root}/{aside}", places.checkpoint)
+    os.unlink(places.ledger)
+    resumed = resume.open_ledger(places)
+    assert facts(resumed.ledger) == []
+    assert "checkpoint.json" in os.listdir(f"{places.root}/runs/other")
+    resumed.ledger.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace('"seq": 1,', '"seq": ' + "9" * 40 + ","),
+        lambda text: text.replace('"facts": {}', '"facts": {"counted_from": "x"}'),
+        lambda text: text.replace('"facts": {}', '"facts": {"state": 3}'),
+        lambda text: text.replace('"step": "b"', '"step": "a", "outcome": "done"').replace('"outcome": "failed", ', ""),
+        lambda text: text.replace('"boot": "boot"', '"boot": ' + "[" * 100_000, 1),
+    ],
+    ids=["huge number", "counted_from", "facts", "done twice", "deep"],
+)
+def test_a_checkpoint_that_makes_no_sense_is_refused_whole(places: Places, damage: Callable[[str], str]) -> None:
+    """
+    Case F10: exit 73 with a reason, and no half-made ledger is left behind.
+    """
+    os.unlink(places.ledger)
+    text = Path(places.checkpoint).read_text()
+    assert damage(text) != text
+    Path(places.checkpoint).write_text(damage(text))
+    for _ in range(2):
+        with pytest.raises(StateError):
+            resume.open_ledger(places)
+        assert not os.path.exists(places.ledger)
+
+
 def test_a_wal_without_its_ledger_does_not_meet_the_new_one(places: Places) -> None:
     """
     A stale write-ahead log must not be played into a ledger it does not belong to.
@@ -212,4 +264,10 @@ def test_a_second_worker_is_refused_with_the_pid_of_the_first(places: Places) ->
     first.kill()
     first.communicate()
     assert folder.holder(places.root) is None  # SIGKILL leaves no lock behind
-    os.close(folder.lock(places.root))
+    held = folder.lock(places.root)
+    assert not held.in_order
+    folder.leave(held)
+    os.close(held.fd)
+    held = folder.lock(places.root)
+    assert held.in_order, "a worker that ended in order is known as such"
+    os.close(held.fd)

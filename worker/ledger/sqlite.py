@@ -7,13 +7,15 @@ Write-ahead log with synchronous=FULL: when a transaction returns it survives a 
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from worker import files, points
 from worker.errors import StateError
 from worker.ledger import DONE, Claim, Ending, LedgerCorrupt, Row, StorageFull
 
 VERSION = 1
+# Larger ledgers are read as they are: a look at every page would hold up the start for too long.
+_CHECKED_MAX = 512 * 1024 * 1024
 SUFFIXES = ("", "-wal", "-shm")  # the files of one database
 # Well below any WatchdogSec: waiting for another writer must not look like a hang.
 _BUSY_SECONDS = 5.0
@@ -68,8 +70,16 @@ class SqliteLedger:
         self._open: dict[tuple[str, int], int] = {}
 
     @classmethod
-    def create(cls, path: str) -> "SqliteLedger":
-        """Make a new, empty ledger.  The file has its final name only once it is complete."""
+    def create(
+        cls,
+        path: str,
+        rows: Sequence[tuple[Row, bytes | None]] = (),
+        facts: Mapping[str, str] | None = None,
+    ) -> "SqliteLedger":
+        """Make a new ledger that holds `rows` and `facts`.  The file has its final name only once it is complete.
+
+        Raises ValueError for rows that no ledger can hold, leaving no file.
+        """
         temp = f"{path}.new"
         for suffix in SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
@@ -77,6 +87,9 @@ class SqliteLedger:
         with _errors(), contextlib.closing(_connect(temp, "rwc")) as db:
             db.execute("PRAGMA journal_mode = WAL")  # kept in the file: whoever opens it uses the log
             db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+            fresh = cls(temp, db)
+            fresh.restore(rows)
+            fresh.note(dict(facts or {}))
         os.chmod(temp, 0o640)
         files.adopt(temp, path)
         return cls.open(path)
@@ -92,9 +105,12 @@ class SqliteLedger:
             raise FileNotFoundError(path)
         with _errors():
             db = _connect(path, "ro" if read_only else "rw")
+            if read_only and not os.access(os.path.dirname(path), os.W_OK) and not os.path.exists(f"{path}-wal"):
+                db.close()
+                db = _connect(path, "ro&immutable=1")  # a read-only disk: nobody writes, and there can be no log
             ledger = cls(path, db)
             try:
-                ledger._check()  # before anything that writes: a damaged file is set aside as it is
+                ledger._check(thorough=not read_only)  # before anything that writes: damage is set aside as it is
                 if not read_only:
                     db.execute("PRAGMA synchronous = FULL")
                     ledger._load()
@@ -157,17 +173,22 @@ class SqliteLedger:
         return (found[0] or b"") if found else b""
 
     def restore(self, rows: Iterable[tuple[Row, bytes | None]]) -> int:
-        known = {(row.step, row.number): row.outcome for row in self.rows()}
-        done = {step for (step, _number), outcome in known.items() if outcome == DONE}
+        known: dict[tuple[str, int], int] = {}
+        done: set[str] = set()
+        for row in self.rows():
+            known[row.step, row.number] = row.seq
+            if row.outcome == DONE:
+                done.add(row.step)
         columns = ", ".join(Row._fields[1:])
         holes = ", ".join("?" * (len(Row._fields) - 1))
         added = 0
         with self._transaction():
             for row, output in rows:
-                new = (row.step, row.number) not in known
-                if row.step in done or not (new or row.outcome == DONE):
+                seq = known.get((row.step, row.number))
+                if row.step in done or not (seq is None or row.outcome == DONE):
                     continue
-                self._db.execute("DELETE FROM attempts WHERE step = ? AND number = ?", (row.step, row.number))
+                if seq is not None:  # its commit was lost
+                    self._db.execute("DELETE FROM attempts WHERE seq = ?", (seq,))
                 self._db.execute(f"INSERT INTO attempts ({columns}, output) VALUES ({holes}, ?)", (*row[1:], output))
                 added += 1
         with _errors():
@@ -188,7 +209,7 @@ class SqliteLedger:
         if cursor.rowcount != 1:
             raise ValueError(f"{ending.step}: attempt {ending.number} is not open; its ending is refused")
 
-    def _check(self) -> None:
+    def _check(self, thorough: bool) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
             raise StateError(
@@ -197,9 +218,10 @@ class SqliteLedger:
             )
         if version < VERSION:
             raise LedgerCorrupt("not a ledger (no format number)")
-        verdict = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if verdict != "ok":
-            raise LedgerCorrupt(str(verdict))
+        if thorough and os.path.getsize(self.path) <= _CHECKED_MAX:
+            verdict = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if verdict != "ok":
+                raise LedgerCorrupt(str(verdict))
 
     def _load(self) -> None:
         self._seq, self._ended = self._db.execute(
