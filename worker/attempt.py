@@ -19,6 +19,7 @@ from typing import NamedTuple
 from worker import environment, expectation, process
 from worker.clock import Now
 from worker.decide import End
+from worker.disk import PATIENCE
 from worker.errors import AgentError
 from worker.events import Events
 from worker.folder import Places
@@ -158,7 +159,8 @@ class Attempt:
     def within_limits(self, now: float) -> bool:
         """Return whether the worker can vouch for this step: while it can, systemd's watchdog is pinged."""
         if self.phase == RUNNING:
-            return self.streams.held_since is not None or self._broken(now) is None
+            held_since = self.streams.held_since
+            return self._broken(now) is None if held_since is None else now < held_since + PATIENCE
         return now < self._vouched_until
 
     def excuse(self, seconds: float) -> None:
@@ -256,8 +258,9 @@ class Attempt:
         self._ended = self._events.now
         self.streams.drain()
         self._events.forget(self.slot.socket.fileno())
-        done = self._exit == 0 and not self._why
-        self.streams.close(f"all of them are in out/{self.step.id}" if done else "see 'agentctl log'")
+        removed = "" if self.output.in_place() else f"its output was removed while it ran: {self.output.path}"
+        self._why = self._why or self.streams.fault or removed
+        self.streams.close(done=self._exit == 0 and not self._why)
 
     # -- limits
 

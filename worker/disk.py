@@ -13,7 +13,7 @@ from worker.timespan import show
 # After this a person is needed; until then running steps go on and nothing is lost.
 PATIENCE = 6 * 3600.0
 _RETRY = 1.0
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # what waiting may mend
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Disk:
             try:
                 result = action()
             except (StorageFull, OSError) as exc:
-                if isinstance(exc, OSError) and exc.errno not in _FULL:
+                if isinstance(exc, OSError) and exc.errno not in FULL:
                     raise StateError(f"{what}: cannot be written: {exc.strerror}", "mend that, start again") from exc
                 self._tell(what, exc)
                 if clock.monotonic() >= gives_up:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from worker import clock
 
+_LONGEST = 24 * 3600.0  # poll(2) takes no more than 24 days; whoever waits looks again
 _READ = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
@@ -36,7 +37,7 @@ class Events:
     def poll(self, seconds: float | None) -> list[int]:
         """Wait up to `seconds`, for ever if None; return the descriptors that have something for `handle`."""
         # Rounded up: a deadline that is 0.4 ms away must not become a busy loop.
-        ready = self._poll.poll(None if seconds is None else int(seconds * 1000 + 0.999))
+        ready = self._poll.poll(None if seconds is None else int(min(seconds, _LONGEST) * 1000 + 0.999))
         self.now = clock.monotonic()
         return [fd for fd, _event in ready]
 
@@ -58,7 +59,9 @@ class Signals:
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._events = events
         self._handler = handler
-        self._before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        # What was ignored when we were started stays so: `nohup` means it.
+        heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, lambda *_: None) for number in heard}
         # A full pipe loses nothing that matters: one byte is enough to wake the loop, and SIGCHLD
         # and SIGTERM mean the same however often they came.
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)

@@ -62,7 +62,8 @@ class Journal:
             entry["AGENT_STEP"] = step
         if attempt is not None:
             entry["AGENT_ATTEMPT"] = str(attempt)
-        self._send(message, priority, entry)
+        # File names need not be UTF-8; the journal's fields must be.
+        self._send(message.encode(errors="backslashreplace").decode(), priority, entry)
 
     def warning(self, message: str) -> None:
         """Say that something is wrong which the worker survives."""
@@ -89,7 +90,7 @@ class Ration:
     lost in its own output file.
     """
 
-    __slots__ = ("_allowance", "_at", "skipped")
+    __slots__ = ("_allowance", "_at")
 
     BURST = 2000
     PER_SECOND = 100
@@ -97,15 +98,13 @@ class Ration:
     def __init__(self, now: float) -> None:
         self._allowance = float(self.BURST)
         self._at = now
-        self.skipped = 0
 
     def take(self, wanted: int, now: float) -> int:
-        """Return how many of `wanted` lines may pass; the others are counted in `skipped`."""
+        """Return how many of `wanted` lines may pass."""
         self._allowance = min(self.BURST, self._allowance + (now - self._at) * self.PER_SECOND)
         self._at = now
         granted = min(wanted, int(self._allowance))
         self._allowance -= granted
-        self.skipped += wanted - granted
         return granted
 
 

@@ -18,7 +18,7 @@ _TAIL_MAX = 16 * 1024
 class Spool:
     """One stream of one attempt; `path` is the file for it, made when needed or by `prepare`."""
 
-    __slots__ = ("_fd", "_memory", "_pending", "_tail", "inline", "path", "size")
+    __slots__ = ("_abandoned", "_fd", "_memory", "_pending", "_tail", "inline", "path", "size")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -28,6 +28,7 @@ class Spool:
         self._tail = b""
         self._pending = b""
         self._fd: int | None = None
+        self._abandoned = False
 
     def prepare(self) -> None:
         """Make the file before it is needed: while the step runs nobody waits for it."""
@@ -45,8 +46,23 @@ class Spool:
             data = bytes(self._memory)
             self._memory.clear()
         self._tail = (self._tail + data)[-_TAIL_MAX:] if len(data) < _TAIL_MAX else data[-_TAIL_MAX:]
-        self._pending += data
-        self.retry()
+        if not self._abandoned:
+            self._pending += data
+            self.retry()
+
+    def abandon(self) -> None:
+        """Keep no more than the end of the stream from now on: its file cannot be written."""
+        self._abandoned = True
+        self._pending = b""
+
+    def in_place(self) -> bool:
+        """Return whether a stream that is too large for memory is still in its file."""
+        if self.inline or self._fd is None:
+            return True
+        try:
+            return os.stat(self.path).st_ino == os.fstat(self._fd).st_ino
+        except OSError:
+            return False
 
     def retry(self) -> None:
         """Write what a full disk held up; raises OSError while it is still full."""
@@ -75,6 +91,13 @@ class Spool:
             self.close()
             files.adopt(self.path, path)
             return
+        try:
+            self._write_inline(path)
+        except FileNotFoundError:  # a step has removed the folder; now it is made again
+            self.close()
+            self._write_inline(path)
+
+    def _write_inline(self, path: str) -> None:
         fd = self._open()
         os.ftruncate(fd, 0)  # what an earlier try may have written
         os.lseek(fd, 0, os.SEEK_SET)
@@ -98,5 +121,9 @@ class Spool:
     def _open(self) -> int:
         if self._fd is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            self._fd = os.open(self.path, flags, 0o640)
+            try:
+                self._fd = os.open(self.path, flags, 0o640)
+            except FileNotFoundError:  # a step has removed the folder
+                os.makedirs(os.path.dirname(self.path), mode=0o750, exist_ok=True)
+                self._fd = os.open(self.path, flags, 0o640)
         return self._fd

@@ -5,8 +5,8 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 """
 
 import contextlib
-import functools
 import math
+import os
 import random
 import signal
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from worker import (
     control,
     decide,
     environment,
-    files,
+    folder,
     ledger,
     plan,
     process,
@@ -34,7 +34,7 @@ from worker.checkpoint import Keeper
 from worker.config import Config
 from worker.decide import Verdict
 from worker.disk import Disk, Stopped
-from worker.errors import OK, STEP_FAILED, WORK_LEFT, ConfigError
+from worker.errors import OK, STEP_FAILED, WORK_LEFT, ConfigError, StateError
 from worker.events import Events, Signals
 from worker.folder import Places
 from worker.journal import ERROR, NOTICE, Journal
@@ -62,7 +62,10 @@ class Run:
         journal: Journal,
         notifier: Notifier,
         environ: Mapping[str, str],
+        stopped_before: bool,
     ) -> None:
+        """`stopped_before`: the last worker ended in order, so no step died because it did."""
+        self._stopped_before = stopped_before
         self._config = settings
         self._plan = steps
         self._places = places
@@ -76,9 +79,10 @@ class Run:
         self._events = Events()
         self._running: dict[str, Attempt] = {}
         self._slots: list[Slot] = []  # those without a step
+        self._slot_count = 0
         self._watchdog = Watchdog(self._events, notifier, self._running)
         self._disk = Disk(journal, self._watchdog.wait, lambda: self._stopping)
-        self._keeper = Keeper(places.checkpoint, places.run, store)
+        self._keeper = Keeper(places.checkpoint, places.run, store, journal)
         self._stopping = False
         self._reload = False
         self._began = clock.monotonic()
@@ -97,9 +101,15 @@ class Run:
             finished: str | None = None
             while finished is None:
                 finished = self._turn()
-            return self._end(finished)
+                if finished is not None:
+                    self._conclude(finished)
+                    # Work may have been dropped in while that was written down.
+                    if finished != "stopped" and self._more_to_do():
+                        finished = None
+            return self._exit_status(finished)
         except Stopped:
-            return self._end("stopped")
+            self._conclude("stopped")
+            return self._exit_status("stopped")
         finally:
             for attempt in self._running.values():
                 attempt.kill()
@@ -121,25 +131,28 @@ class Run:
             self._commit(endings, attempts)
         if self._stopping and not self._running:
             return "stopped"
-        if upcoming.finished is not None:
+        if upcoming.finished is not None and not self._running:
             return None if self._more_to_do() else upcoming.finished
         if not any(attempt.over for attempt in self._running.values()):
             self._watchdog.wait(min(upcoming.wake_at, self._keeper.due_at()))
-        if clock.monotonic() >= self._keeper.due_at():
-            self._write_checkpoint()
+        self._keeper.keep(clock.monotonic())
         return None
 
     def _decide(self) -> decide.Next:
         stop = self._config.on_failure == "stop"
-        return decide.next_steps(self._board, self._config.concurrency, clock.monotonic(), stop)
+        strangers = sum(step not in self._plan.by_id for step in self._running)  # taken off the list meanwhile
+        slots = self._config.concurrency - strangers
+        return decide.next_steps(self._board, slots, clock.monotonic(), stop)
 
     def _claim(self, step: Step) -> Attempt:
         """Return the next attempt at `step`, not started yet."""
-        slot = self._slots.pop() if self._slots else Slot(len(self._running), self._places)
+        if not self._slots:
+            self._slots.append(Slot(self._slot_count, self._places))
+            self._slot_count += 1
+        slot = self._slots.pop()
         number = self._board.progress(step.id).number + 1
         attempt = Attempt(step, number, slot, self._places, self._journal, self._events, self._leaders)
         self._board.set(step.id, boards.RUNNING)
-        self._running[step.id] = attempt
         return attempt
 
     def _settle(self, attempt: Attempt) -> tuple[Attempt, Verdict, Ending]:
@@ -172,6 +185,7 @@ class Run:
             log=log.contents(),
             log_size=log.size,
         )
+        self._disk.persist(log.path, log.retry)
         log.close()
         del self._running[step.id]
         attempt.slot.clear(self._places.state(step.id))
@@ -203,8 +217,7 @@ class Run:
             self._tell(ending.step, ending.number, verdict, clock.monotonic() - attempt.started)
         if ended:
             self._keeper.changed()
-            if clock.monotonic() >= self._keeper.due_at():
-                self._write_checkpoint()
+            self._keeper.keep(clock.monotonic())
         for attempt in starting:
             self._started += 1
             step, number = attempt.step.id, attempt.number
@@ -227,7 +240,18 @@ class Run:
             except OSError as exc:
                 self._journal.warning(f"{note}: cannot be written ({exc.strerror}); {step.id} goes without")
                 note = None
+        self._tidy(slot, step)
+        self._running[step.id] = attempt
         attempt.start(self._base, note, past.best, clock.now())
+
+    def _tidy(self, slot: Slot, step: Step) -> None:
+        """Make what the step needs to find, whatever an earlier one has removed; a full disk is waited out."""
+        if not all(os.path.isdir(path) for path in (self._places.out, self._places.work)):
+            self._disk.persist(self._places.root, lambda: folder.make(self._places.root))
+            recovery.restore_outputs(self._ledger, self._places, self._disk, self._journal, thorough=False)
+        # What else is in the way of its own folder is the step's fault, and its attempt's end.
+        with contextlib.suppress(StateError):
+            self._disk.persist(self._places.state(step.id), lambda: slot.furnish(self._places.state(step.id)))
 
     def _leaders(self, pid: int) -> set[int]:
         """Return the leading processes of the steps that run, but for `pid`."""
@@ -242,15 +266,6 @@ class Run:
         path = self._places.output(step)
         self._disk.persist(path, lambda: output.publish(path))
 
-    def _write_checkpoint(self) -> None:
-        """Bring checkpoint.json up to date; if that fails say so and try later, the ledger has everything."""
-        try:
-            self._keeper.write()
-        except OSError as exc:
-            self._journal.warning(
-                f"{self._places.checkpoint}: cannot be written ({exc.strerror}); trying again, the ledger is current"
-            )
-
     # -- beginning and end
 
     def _replay(self) -> boards.Replay:
@@ -261,8 +276,8 @@ class Run:
         """Take up what an earlier worker left."""
         process.keep_descriptors()
         process.become_subreaper()
-        if self._ledger.fact("boot") not in (None, self._boot):
-            self._restore_outputs()
+        rebooted = self._ledger.fact("boot") != self._boot
+        recovery.restore_outputs(self._ledger, self._places, self._disk, self._journal, thorough=rebooted)
         facts = {
             "state": "running",
             "boot": self._boot,
@@ -286,7 +301,7 @@ class Run:
         """Close attempts that died with their worker, after ending what is left of their processes."""
         for name in recovery.end_leftovers(rows, self._places, self._watchdog.wait):
             self._journal.event("leftovers", f"ended {name}, left by a dead worker", priority=NOTICE)
-        closed = recovery.judge_unclosed(rows, self._plan, self._board, self._boot)
+        closed = recovery.judge_unclosed(rows, self._plan, self._board, self._boot, self._stopped_before)
         if not closed:
             return
         self._disk.persist(self._places.ledger, lambda: self._ledger.record([e for _, e in closed], []))
@@ -294,15 +309,6 @@ class Run:
             self._mark(ending)
             self._tell(ending.step, ending.number, verdict)
         self._keeper.changed()
-
-    def _restore_outputs(self) -> None:
-        restored = 0
-        for step, output in recovery.lost_outputs(self._ledger, self._places):
-            path = self._places.output(step)
-            self._disk.persist(path, functools.partial(files.publish, path, output))
-            restored += 1
-        if restored:
-            self._journal.event("state", f"{self._places.out}: {restored} results written again from the ledger")
 
     def _announce(self, found: boards.Replay) -> None:
         news = status.opening(self._places.run, self._board, self._places.root)
@@ -350,12 +356,12 @@ class Run:
         for step in self._running:
             if step in steps.by_id:
                 self._board.set(step, boards.RUNNING)
-        facts = {"total": str(found.board.total), "gone": str(found.gone)}
+        facts = {"state": "running", "total": str(found.board.total), "gone": str(found.gone)}
         self._disk.persist(self._places.ledger, lambda: self._ledger.note(facts))
         self._journal.event("reloaded", f"the configuration was read again: {self._board.total} steps")
 
-    def _end(self, finished: str) -> int:
-        """Write down how the run stands, say so, and return the exit status."""
+    def _conclude(self, finished: str) -> None:
+        """Write down how the run stands, and say so."""
         if finished != "stopped":
             with contextlib.suppress(Stopped):
                 self._disk.persist(self._places.ledger, lambda: self._ledger.note({"state": finished}))
@@ -363,8 +369,9 @@ class Run:
         took = clock.monotonic() - self._began
         news = status.closing(finished, self._places.run, self._board, self._started, took)
         self._journal.event(news.event, news.text, priority=news.priority)
-        if self._keeper.due_at() < math.inf:
-            self._write_checkpoint()
+        self._keeper.keep(math.inf)
+
+    def _exit_status(self, finished: str) -> int:
         self._notifier.stopping(self._summary(), _EXIT_GRACE)
         return {"done": OK, "failed": STEP_FAILED}.get(finished, WORK_LEFT)
 

@@ -57,12 +57,20 @@ class NotifySocket:
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             self._socket.bind(path)
+            self._inode = os.stat(path).st_ino
         except OSError:
             self._socket.close()
             raise
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def in_place(self) -> bool:
+        """Return whether the path still leads to this socket."""
+        try:
+            return os.stat(self.path).st_ino == self._inode
+        except OSError:
+            return False
 
     def receive(self) -> Iterator[tuple[Sign, int]]:
         """Yield the messages that have come, oldest first, each with its sender's pid; never blocks.

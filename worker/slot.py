@@ -26,7 +26,13 @@ class Slot:
         self._source = places.secrets
 
     def furnish(self, folder: str) -> None:
-        """Let the step's own folder be there, as it was left by its last attempt.  Raises OSError."""
+        """Let the socket and the step's own folder be there, the folder as its last attempt left it.
+
+        Raises OSError.
+        """
+        if not self.socket.in_place():  # a step has removed it
+            self.socket.close()
+            self.socket = NotifySocket(self.socket.path)
         if os.path.isdir(folder):
             return
         try:

@@ -6,6 +6,7 @@ While the disk takes nothing the pipes are not read, so the step waits in its ow
 import functools
 import os
 
+from worker.disk import FULL
 from worker.events import Events
 from worker.journal import ERROR, INFO, NOTICE, Journal, Ration
 from worker.lines import Lines
@@ -21,10 +22,11 @@ _RETRY_DISK = 1.0
 class _Stream:
     """One pipe."""
 
-    __slots__ = ("fd", "lines", "priority", "spool")
+    __slots__ = ("fd", "lines", "priority", "skipped", "spool")
 
     def __init__(self, fd: int, spool: Spool, priority: int) -> None:
         self.fd = fd
+        self.skipped = 0  # lines that the journal does not have
         self.spool = spool
         self.lines = Lines()
         self.priority = priority
@@ -38,6 +40,8 @@ class Streams:
         self.log = log
         self.last_data = events.now
         self.held_since: float | None = None  # the disk is full since then
+        self.fault = ""  # why a stream could not be kept, if no waiting mends it
+        self._skipped = {id(output): 0, id(log): 0}
         self._retry_at = 0.0
         self._step = step
         self._number = number
@@ -61,13 +65,16 @@ class Streams:
                     break
             if stream.fd >= 0:
                 self._close(stream)
+            self._skipped[id(stream.spool)] += stream.skipped
         self._open = []
 
-    def close(self, kept_where: str) -> None:
-        """Say once how many lines the journal does not have; `kept_where` tells where they are."""
-        if self._ration.skipped:
-            text = f"[{self._ration.skipped} lines left out here; {kept_where}]"
-            self._journal.output(self._step, self._number, text, NOTICE)
+    def close(self, done: bool) -> None:
+        """Say how many lines the journal does not have, and where they are."""
+        kept = f"all of them are in out/{self._step}" if done else "the last of them are in 'agentctl log'"
+        for spool, where in ((self.output, kept), (self.log, "see 'agentctl log'")):
+            if skipped := self._skipped[id(spool)]:
+                text = f"[{skipped} lines left out here; {where}]"
+                self._journal.output(self._step, self._number, text, NOTICE)
 
     # -- a full disk
 
@@ -126,11 +133,17 @@ class Streams:
         try:
             stream.spool.write(data)
         except OSError as exc:
-            self._hold(exc, stream)
+            if exc.errno in FULL:
+                self._hold(exc, stream)
+            else:
+                stream.spool.abandon()
+                self.fault = f"its output could not be kept: {exc.strerror}: {stream.spool.path}"
         return True
 
     def _print(self, stream: _Stream, lines: list[str]) -> None:
-        for line in lines[: self._ration.take(len(lines), self._events.now)]:
+        granted = self._ration.take(len(lines), self._events.now)
+        stream.skipped += len(lines) - granted
+        for line in lines[:granted]:
             self._journal.output(self._step, self._number, line, stream.priority)
 
     def _close(self, stream: _Stream) -> None:

@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from tests.conftest import MakeWorker
 from tests.support import ROOT, alive
-from worker import control
+from worker import control, report
 
 
 def test_a_list_runs_to_its_end_and_then_there_is_nothing_to_do(worker: MakeWorker) -> None:
@@ -432,3 +433,136 @@ def test_a_mistake_in_the_yaml_costs_one_line(worker: MakeWorker, text: str, mes
     assert w.matching(message), w.lines
     assert not w.matching("Traceback")
     assert not (w.state / "ledger.db").exists()
+
+
+def test_a_ledger_that_is_locked_for_long_is_waited_for(worker: MakeWorker) -> None:
+    """
+    Somebody holds the database for 9 s while one step ends and the next is to begin: nothing is redone.
+    """
+    wait = "echo up >&2; while ! [ -e go ]; do sleep 0.05; done"
+    w = worker(f"tasks:\n  - {{id: a, run: '{wait}', cwd: .}}\n  - {{id: b, run: 'true'}}\n")
+    w.start().until("a: up")
+    holder = sqlite3.connect(w.state / "ledger.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    (w.config.parent / "go").touch()
+    w.until("cannot be written .database is locked.; waiting for space, nothing is lost")
+    assert control.ask(f"{w.state}/run/control") is not None
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert w.wait() == 0
+    assert [(row.step, row.outcome) for row in w.rows()] == [("a", "done"), ("b", "done")]
+
+
+def test_a_running_step_may_be_taken_off_the_list(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    It goes on, keeps its place, is recorded when it ends, and nobody is mistaken for what it left behind.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listening.bind(str(tmp_path / "notify"))
+    wait = "echo up >&2; while ! [ -e go ]; do sleep 0.05; done"
+    a, b = f"  - {{id: a, run: '{wait}', cwd: .}}\n", "  - {id: b, run: echo done, retry: {attempts: 1}}\n"
+    w = worker(f"tasks:\n{a}{b}", environ={"NOTIFY_SOCKET": str(tmp_path / "notify")})
+    w.start().until("a: up")
+    w.config.write_text(f"tasks:\n{b}")
+    w.process.send_signal(signal.SIGHUP)
+    w.until("read again: 1 steps")
+    assert not w.matching("b: started")
+    (w.config.parent / "go").touch()
+    assert w.wait() == 0
+    assert w.done() == ["a", "b"]
+    assert w.lines.index("b: started") > w.lines.index(w.matching("a: done")[0])
+    assert not w.matching("left processes behind")
+    listening.close()
+
+
+def test_the_checkpoint_alone_brings_small_results_back(worker: MakeWorker) -> None:
+    """
+    On a fresh machine the next step finds what the earlier ones printed.
+    """
+    tasks = """
+tasks:
+  - {id: files, run: echo one two}
+  - {id: use, run: 'echo up >&2; test -e go || sleep 600; cat "$AGENT_OUT/files"', cwd: .}
+"""
+    w = worker(tasks)
+    w.start().until("use: up")
+    w.kill()
+    fresh = worker(tasks, folder="fresh")
+    fresh.state.mkdir()
+    (fresh.state / "checkpoint.json").write_bytes((w.state / "checkpoint.json").read_bytes())
+    (fresh.config.parent / "go").touch()
+    assert fresh.run() == 0
+    assert fresh.output("use") == b"one two\n"
+    assert fresh.matching("1 results written again from the ledger")
+    assert not fresh.matching("files: started")
+
+
+def test_what_a_step_tears_down_is_there_for_the_next(worker: MakeWorker) -> None:
+    """
+    The notify socket, the results, the folder for work, the log's folder: the run goes on.
+    """
+    w = worker("""
+tasks:
+  - {id: first, run: echo first}
+  - {id: socket, run: rm "$NOTIFY_SOCKET"}
+  - {id: out, run: 'rm -rf "$AGENT_OUT" "$PWD"'}
+  - {id: log, run: 'rm -rf "$AGENT_OUT/../log"; head -c 200000 /dev/zero >&2'}
+  - id: beats
+    watchdog: 5s
+    run: 'cat "$AGENT_OUT/first"; test -S "$NOTIFY_SOCKET"'
+""")
+    assert w.run() == 0
+    assert w.output("beats") == b"first\n"
+    assert (w.state / "log" / "log.1").stat().st_size == 200_000
+
+
+def test_an_output_that_cannot_be_kept_is_a_failure_and_no_wait(worker: MakeWorker) -> None:
+    """
+    Only a full disk is waited out; anything else is said, and the step's limits go on.
+    """
+    w = worker("""
+tasks:
+  - id: a
+    retry: {attempts: 1}
+    run: 'rm -rf "$AGENT_OUT/../log"; touch "$AGENT_OUT/../log"; head -c 300000 /dev/zero >&2'
+""")
+    assert w.run() == 70
+    assert "could not be kept" in w.rows()[0].cause
+
+
+def test_the_dead_are_not_shown_as_running(worker: MakeWorker) -> None:
+    """
+    After kill -9 nothing runs, and list and status say so.
+    """
+    w = worker("tasks:\n  - {id: a, run: 'echo up >&2; sleep 600'}\n  - {id: b, run: 'true'}\n")
+    w.start().until("a: up")
+    w.kill()
+    listed = subprocess.run(
+        [sys.executable, "-m", "worker", "list", "--state", str(w.state)],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    ).stdout.splitlines()  # fmt: skip
+    assert listed[0].startswith("cut off  a  attempt 1")
+    assert listed[1] == "waiting  b"
+    found = report.look(str(w.state), None)
+    assert (found["status"], found["current"], found["steps"]["waiting"]) == ("stopped", [], 2)
+
+
+def test_nohup_is_respected(worker: MakeWorker) -> None:
+    """
+    A hangup stops a worker in a terminal; one that was started with it ignored goes on.
+    """
+    w = worker("tasks:\n  - {id: a, run: 'echo up >&2; while ! [ -e go ]; do sleep 0.05; done', cwd: .}\n")
+    w.start("nohup").until("a: up")
+    w.process.send_signal(signal.SIGHUP)
+    (w.config.parent / "go").touch()
+    assert w.wait() == 0
+
+
+def test_a_wait_of_a_month_is_one(worker: MakeWorker) -> None:
+    """
+    poll(2) takes 24 days at most.
+    """
+    w = worker("tasks:\n  - {id: a, run: exit 1, retry: {delay: 60d, max_delay: 60d}}\n")
+    w.start().until("next in 60d")
+    assert control.ask(f"{w.state}/run/control") is not None
+    assert w.kill(signal.SIGTERM) == 75

@@ -46,7 +46,9 @@ class Service:
 
     def wait_ended(self) -> None:
         """Return once the unit is no longer active; its last line was seen already."""
-        self.machine.run("while systemctl --quiet is-active agent; do sleep 0.02; done")
+        self.machine.run(
+            "while :; do case $(systemctl is-active agent) in inactive | failed) exit 0 ;; esac; sleep 0.02; done"
+        )
 
     def events(self, event: str) -> list[Entry]:
         """Return every entry of this kind, of every boot."""

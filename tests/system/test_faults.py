@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.system.machine import Machine
-from tests.system.service import Service
+from tests.system.service import QUICK, Service
 
 pytestmark = pytest.mark.system
 
@@ -140,6 +140,72 @@ def test_work_dropped_in_after_the_end_is_all_that_runs(agent: Machine) -> None:
         **{f"s@{n}": 1 for n in range(1, 6)},
         **{f"more-{n}": 1 for n in (1, 2, 3)},
     }
+
+
+def test_work_may_be_dropped_in_as_often_as_one_likes(agent: Machine) -> None:
+    """
+    Starts that come to a good end do not count against the start limit.
+    """
+    service = Service(agent, "tasks:\n  - {id: s, run: 'true'}\n")
+    agent.run("systemctl start agent.path")
+    service.start()
+    service.wait("run-done")
+    for n in range(12):
+        service.wait_ended()
+        agent.write(f"/etc/agent/config.d/{n:02}.yaml", f"tasks:\n  - {{id: more-{n}, run: 'true'}}\n")
+        service.wait("step-done", f"more-{n}")
+    service.wait_ended()
+    assert agent.show("agent.path", "ActiveState")["ActiveState"] == "active"
+
+
+def test_work_dropped_in_while_the_worker_ends_is_not_forgotten(agent: Machine) -> None:
+    """
+    Between its last look and the end of its unit nobody watches the folder; here that is made long.
+    """
+    service = Service(
+        agent,
+        "tasks:\n  - {id: s, run: 'true'}\n",
+        drop_in=f"{QUICK}ExecStopPost=\nExecStopPost=+/bin/sleep 2\n"
+        + "".join(line for line in _stop_post(agent.read("/usr/local/lib/systemd/system/agent.service"))),
+    )
+    agent.run("systemctl start agent.path")
+    service.start()
+    service.wait("run-done")
+    agent.wait_journal("-u", "agent", when=lambda _: agent.show("agent", "SubState")["SubState"] == "stop-post")
+    agent.write("/etc/agent/config.d/late.yaml", "tasks:\n  - {id: late, run: 'true'}\n")
+    service.wait("step-done", "late")
+
+
+def _stop_post(unit: str) -> list[str]:
+    """Return the lines of the unit's ExecStopPost=."""
+    lines = unit.splitlines(keepends=True)
+    first = next(n for n, line in enumerate(lines) if line.startswith("ExecStopPost="))
+    last = next(n for n in range(first, len(lines)) if not lines[n].rstrip().endswith("\\"))
+    return lines[first : last + 1]
+
+
+def test_a_stop_while_the_disk_is_full_costs_no_attempt(agent: Machine) -> None:
+    """
+    What cannot be recorded then is known all the same: the worker ended in order.
+    """
+    service = Service(
+        agent,
+        """
+defaults: {retry: {attempts: 1}}
+tasks:
+  - {id: a, run: 'dd if=/dev/zero of=fill bs=4k 2>/dev/null; head -c 60000 /dev/zero; test -e more || sleep 0'}
+""",
+    )
+    agent.run("mkdir -p /var/lib/agent; mount -t tmpfs -o size=2m tmpfs /var/lib/agent")
+    agent.run("chown agent: /var/lib/agent; chmod 750 /var/lib/agent")
+    service.start()
+    service.wait("waiting")
+    agent.run("systemctl stop agent")
+    agent.run("mount -o remount,size=64m /var/lib/agent; rm /var/lib/agent/work/fill")
+    agent.run("sed -i s,if=/dev/zero,if=/dev/null, /etc/agent/config.yaml")
+    service.start()
+    service.wait("step-interrupted", "a")
+    service.wait("run-done")
 
 
 def test_stop_leaves_no_process_of_a_step(agent: Machine) -> None:
@@ -352,7 +418,7 @@ def test_secrets_come_from_the_units_credentials(agent: Machine) -> None:
     agent.write("/root/token", "planted-secret-2b7e\n", mode=0o600)
     service = Service(
         agent,
-        "tasks:\n  - {id: a, secrets: [token], run: 'wc -c < $CREDENTIALS_DIRECTORY/token; ls $CREDENTIALS_DIRECTORY'}\n",
+        "tasks:\n  - {id: a, secrets: [token], run: 'cd $CREDENTIALS_DIRECTORY; wc -c < token; ls'}\n",
         drop_in="[Service]\nLoadCredential=token:/root/token\nLoadCredential=other:/root/token\n",
     )
     service.start()
