@@ -92,20 +92,22 @@ class Ration:
 
     __slots__ = ("_allowance", "_at")
 
-    BURST = 2000
+    BURST = 500
     PER_SECOND = 100
 
     def __init__(self, now: float) -> None:
         self._allowance = float(self.BURST)
         self._at = now
 
-    def take(self, wanted: int, now: float) -> int:
-        """Return how many of `wanted` lines may pass."""
+    def left(self, now: float) -> int:
+        """Return how many lines may pass now."""
         self._allowance = min(self.BURST, self._allowance + (now - self._at) * self.PER_SECOND)
         self._at = now
-        granted = min(wanted, int(self._allowance))
-        self._allowance -= granted
-        return granted
+        return int(self._allowance)
+
+    def take(self, lines: int) -> None:
+        """Note that so many have passed."""
+        self._allowance -= lines
 
 
 def sender(environ: Mapping[str, str]) -> Send:

@@ -21,9 +21,17 @@ class Lines:
         self._tail = b""
         self._left_out = 0
 
-    def feed(self, data: bytes) -> list[str]:
-        """Return the lines that `data` completes."""
-        *complete, rest = data.split(b"\n")
+    def feed(self, data: bytes, most: int) -> tuple[list[str], int]:
+        """Return up to `most` of the lines that `data` completes, and how many more it completes.
+
+        The others cost no more than being counted.
+        """
+        *complete, rest = data.split(b"\n", most)
+        skipped = rest.count(b"\n")
+        if skipped:
+            rest = rest[rest.rindex(b"\n") + 1 :]
+            if not complete:  # the line that was begun before is among them
+                self._head, self._tail, self._left_out = b"", b"", 0
         lines = []
         for part in complete:
             if self._head:
@@ -33,7 +41,7 @@ class Lines:
                 lines.append(_text(part) if len(part) <= _HEAD else self._whole(part))
         if rest:
             self._grow(rest)
-        return lines
+        return lines, skipped
 
     def end(self) -> list[str]:
         """Return the last line, if the stream did not end with a newline."""

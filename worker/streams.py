@@ -3,6 +3,8 @@
 While the disk takes nothing the pipes are not read, so the step waits in its own write(2).
 """
 
+import contextlib
+import fcntl
 import functools
 import os
 
@@ -14,6 +16,7 @@ from worker.output import Spool
 from worker.process import Child
 
 _CHUNK = 256 * 1024
+_PIPE_SMALL = 64 * 1024  # what a pipe holds unless told otherwise (pipe(7))
 # What is read at most from a pipe once the step has ended; more than any pipe holds (pipe(7)).
 _DRAIN_MAX = 16 * 1024 * 1024
 _RETRY_DISK = 1.0
@@ -129,7 +132,12 @@ class Streams:
             self._close(stream)
             return False
         self.last_data = self._events.now
-        self._print(stream, stream.lines.feed(data))
+        if len(data) == _PIPE_SMALL:  # it was full: a step that prints this much gets a larger one
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, _CHUNK)
+        lines, skipped = stream.lines.feed(data, self._ration.left(self._events.now))
+        stream.skipped += skipped
+        self._print(stream, lines)
         try:
             stream.spool.write(data)
         except OSError as exc:
@@ -141,9 +149,8 @@ class Streams:
         return True
 
     def _print(self, stream: _Stream, lines: list[str]) -> None:
-        granted = self._ration.take(len(lines), self._events.now)
-        stream.skipped += len(lines) - granted
-        for line in lines[:granted]:
+        self._ration.take(len(lines))
+        for line in lines:
             self._journal.output(self._step, self._number, line, stream.priority)
 
     def _close(self, stream: _Stream) -> None:

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from tests.bench import peers
-from tests.support import Worker
+from tests.support import ROOT, Worker
 
 SLICE = 200  # steps of the yardstick between two slices of the worker's
 
@@ -27,6 +27,9 @@ def main() -> None:
     try:
         bench_steps(folder)
         bench_naive(folder)
+        bench_parallel(folder)
+        bench_output(folder)
+        bench_programs(folder)
         bench_start(folder)
         bench_idle(folder)
     finally:
@@ -106,6 +109,65 @@ def bench_naive(folder: Path) -> None:
                     yardstick()
         ratio = statistics.median(a / b for a, b in zip(times, limit, strict=True))
         print(f"{total:>7} steps in a naive state file: {ratio:.2f} x (spawn + durable commit)", flush=True)
+
+
+def bench_parallel(folder: Path) -> None:
+    """The rate of eight steps at a time, beside one at a time, in turns."""
+    ratios = []
+    for round_ in range(5):
+        seconds = {}
+        for slots in (1, 8):
+            place = folder / f"parallel-{round_}-{slots}"
+            place.mkdir()
+            list_ = f"concurrency: {slots}\ntasks:\n  - {{id: s, foreach: {{range: 1-500}}, run: 'true'}}\n"
+            worker = _worker(place, list_)
+            worker.start(stderr=subprocess.DEVNULL).process.wait()
+            rows = worker.rows()
+            seconds[slots] = max(row.ended or 0 for row in rows) - min(row.started for row in rows)
+        ratios.append(seconds[1] / seconds[8])
+    print(f"parallel: 8 steps at a time are {statistics.median(ratios):.2f} x as fast as one at a time", flush=True)
+
+
+def bench_output(folder: Path) -> None:
+    """A step that prints a million lines, beside `cat` to a file."""
+    ratios = []
+    for round_ in range(7):
+        place = folder / f"output-{round_}"
+        place.mkdir()
+        worker = _worker(place, "tasks:\n  - {id: s, run: seq 1000000}\n")
+        worker.run()
+        cat: list[float] = []
+        with peers.stopwatch(cat):
+            subprocess.run(["sh", "-c", f"seq 1000000 | cat > {place}/cat"], check=True)
+        ratios.append(worker.rows()[0].took / cat[0])
+    print(f"  output: a million lines cost {statistics.median(ratios):.2f} x `seq | cat > file`", flush=True)
+
+
+def bench_programs(folder: Path) -> None:
+    """What a step may call, beside the interpreter's own start, in turns."""
+    place = folder / "programs"
+    place.mkdir()
+    agentctl = "import sys; from worker.__main__ import main; sys.exit(main())"
+    worker = _worker(
+        place,
+        f"""
+tasks:
+  - {{id: pass, foreach: {{range: 1-30}}, run: [{sys.executable}, -I, -c, pass]}}
+  - {{id: beat, foreach: {{range: 1-30}}, env: {{PYTHONPATH: {ROOT}}}, run: [{sys.executable}, -c, "{agentctl}", beat]}}
+  - {{id: call, foreach: {{range: 1-30}}, python: "jobs:nothing", cwd: .}}
+""",
+    )
+    (place / "jobs.py").write_text("def nothing():\n    return None\n")
+    assert worker.run() == 0
+    took: dict[str, list[float]] = {}
+    for row in worker.rows():
+        took.setdefault(row.step.split("@")[0], []).append(row.took)
+    start, beat, call = (statistics.median(took[name]) for name in ("pass", "beat", "call"))
+    print(
+        f"programs: `agentctl beat` {beat * 1e3:.0f} ms, {beat / start:.2f} x `python -I -c pass`; "
+        f"a python step {call / start:.2f} x",
+        flush=True,
+    )
 
 
 def bench_start(folder: Path) -> None:

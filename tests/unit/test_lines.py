@@ -9,7 +9,7 @@ from worker.lines import LINE_MAX, Lines
 
 def lines_of(*chunks: bytes) -> list[str]:
     lines = Lines()
-    return [line for chunk in chunks for line in lines.feed(chunk)] + lines.end()
+    return [line for chunk in chunks for line in lines.feed(chunk, 10**9)[0]] + lines.end()
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_a_line_without_end_is_cut_and_says_how_much_is_missing() -> None:
     """
     lines = Lines()
     for _ in range(200):
-        assert lines.feed(b"x" * 1_000_000) == []
-    (line,) = lines.feed(b"tail\n")
+        assert lines.feed(b"x" * 1_000_000, 1) == ([], 0)
+    (line,), _skipped = lines.feed(b"tail\n", 1)
     assert len(line) <= LINE_MAX
     assert line.startswith("xxx") and line.endswith("tail")
     left_out = int(line.split("[... ")[1].split()[0])
@@ -55,3 +55,21 @@ def test_no_line_is_too_long_or_unprintable(chunks: list[bytes]) -> None:
     for line in lines_of(*chunks):
         assert len(line.encode()) <= LINE_MAX
         assert "\n" not in line and "\x1b" not in line and "\r" not in line
+
+
+@given(st.binary(max_size=300).map(lambda data: data.replace(b"\r", b"")), st.integers(0, 20), st.integers(1, 7))
+def test_lines_that_may_not_pass_are_counted(data: bytes, most: int, size: int) -> None:
+    """
+    Shown and skipped are all there are, and the shown ones are the first, however the bytes come.
+    """
+    lines, whole = Lines(), Lines()
+    everything, none = whole.feed(data, 10**9)
+    assert none == 0
+    shown: list[str] = []
+    skipped = 0
+    for at in range(0, len(data), size):
+        some, more = lines.feed(data[at : at + size], most - len(shown))
+        shown, skipped = shown + some, skipped + more
+    assert shown == everything[:most]
+    assert len(shown) + skipped == len(everything)
+    assert lines.end() == whole.end()
