@@ -28,6 +28,7 @@ class Watchdog:
         self._notifier = notifier
         self._running = running
         self._ping_at = -math.inf
+        self._seen = math.inf  # when the loop last looked around
 
     def wait(self, until: float) -> None:
         """Handle events until something has happened or `until` (monotonic clock) has come.
@@ -36,15 +37,16 @@ class Watchdog:
         looks at the state of things again.
         """
         now = clock.monotonic()
+        self._excuse(now - self._seen)
         wake_at = min(until, self._notifier.flush(now) or math.inf, now + self._slice())
         wake_at = min(wake_at, self._ping_at if self._notifier.interval else math.inf)
         wake_at = min(wake_at, *(attempt.deadline() for attempt in self._running.values()), math.inf)
         ready = self._events.poll(None if wake_at == math.inf else max(0.0, wake_at - now))
-        late = self._events.now - max(now, wake_at)
-        if late > _PAUSE:
-            self._after_pause(late)
+        self._excuse(self._events.now - max(now, wake_at))
         self._events.handle(ready)
-        now = clock.monotonic()
+        self._seen = now = clock.monotonic()
+        if self._excuse(now - self._events.now):
+            return  # stopped while handling: what came meanwhile is heard before anybody is judged
         for attempt in list(self._running.values()):
             if now >= attempt.deadline():
                 attempt.tick(now)
@@ -56,10 +58,14 @@ class Watchdog:
             self._notifier.ping()
             self._ping_at = now + self._notifier.interval
 
-    def _after_pause(self, seconds: float) -> None:
+    def _excuse(self, seconds: float) -> bool:
+        """Ping, and charge no step, if the worker did not run for so long; return whether that is so."""
+        if seconds <= _PAUSE:
+            return False
         self._notifier.ping()
         for attempt in self._running.values():
             attempt.excuse(seconds)
+        return True
 
     def _slice(self) -> float:
         shortest = min((a.limits.shortest() for a in self._running.values()), default=math.inf)
