@@ -15,16 +15,19 @@ def read(path: str, named_at: Mark | None = None) -> str:
     Raises ConfigError: at `named_at` when the file cannot be read, at the very byte when it is not text.
     """
     try:
-        # O_NONBLOCK: to open a pipe that nobody writes to would wait for ever.
-        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) and not os.path.isdir(path):
-                raise OSError(errno.EINVAL, "not a regular file", path)
+        with open(path, "rb", opener=_open) as file:
+            if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is a pipe", path)
             data = file.read()
     except OSError as exc:
         subject = f"{path!r} " if named_at else ""
         what = f"{subject}cannot be read: {exc.strerror}"
         raise ConfigError([Problem(named_at or Mark(path), what, _advice(exc))]) from None
     return _decode(path, data)
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe that nobody writes to would be waited for without end
 
 
 def _advice(exc: OSError) -> str:

@@ -18,6 +18,7 @@ from worker.errors import ConfigError, Mark, Problem, quote
 _LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _DEEPEST = 100
+_A_HANDFUL = "a task list needs a handful"
 
 
 class Node:
@@ -80,7 +81,7 @@ def load(path: str, problems: list[Problem]) -> Node | None:
     except yaml.YAMLError as exc:
         problems.append(_syntax(path, text, exc))
     except _TooDeep as exc:
-        problems.append(Problem(exc.where, f"more than {_DEEPEST} levels deep", "a task list needs a handful"))
+        problems.append(Problem(exc.where, f"more than {_DEEPEST} levels deep", _A_HANDFUL))
     except (ValueError, OverflowError):  # PyYAML's Python parser hands an escape out of range to chr()
         problems.append(Problem(Mark(path), "an escape like '\\U...' names no character", "look for backslashes"))
     return None
@@ -195,6 +196,7 @@ class _Builder:
 
 
 _HINTS = {
+    "exceeded maximum nesting depth": _A_HANDFUL,  # libyaml's own limit, in newer builds
     "mapping values are not allowed": "quote a text that has ': ' in it, or mend the indent",
     "did not find expected key": "mend the indent of this line",
     "expected <block end>": "mend the indent of this line",

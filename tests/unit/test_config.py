@@ -328,9 +328,9 @@ def test_files_are_opened_once_and_for_reading_only(tmp_path: Path, monkeypatch:
     opened: list[tuple[object, ...]] = []
     real = open
 
-    def noted(*args: Any) -> Any:
+    def noted(*args: Any, **options: Any) -> Any:
         opened.append(args)
-        return real(*args)
+        return real(*args, **options)
 
     monkeypatch.setattr("builtins.open", noted)
     config.load(path)
