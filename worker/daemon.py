@@ -5,8 +5,8 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 
-from worker import config, folder, journal, plan, resume, sandbox
-from worker.disk import FULL
+from worker import clock, config, folder, journal, plan, resume, sandbox
+from worker.disk import FULL, PATIENCE
 from worker.errors import AgentError, ConfigError, StateError
 from worker.folder import Places
 from worker.journal import ERROR, WARNING, Journal
@@ -77,12 +77,13 @@ def _work(
 def _resume(places: Places, log: Journal, notifier: Notifier) -> resume.Resumed:
     """Open what an earlier worker left; a disk that is full is waited out, with systemd's leave."""
     told = False
+    gives_up = clock.monotonic() + PATIENCE
     while True:
         try:
             return resume.open_ledger(places)
         except (StorageFull, OSError) as exc:
-            if isinstance(exc, OSError) and exc.errno not in FULL:
-                raise StateError(f"{exc.filename or places.root}: {exc.strerror}") from exc
+            if (isinstance(exc, OSError) and exc.errno not in FULL) or clock.monotonic() > gives_up:
+                raise StateError(f"{places.root}: the state cannot be opened: {exc}") from exc
             if not told:
                 text = f"{places.root}: the state cannot be opened ({exc}); waiting for space, nothing is lost"
                 log.event("waiting", text, priority=ERROR)

@@ -116,6 +116,23 @@ tasks:
     assert not w.matching("ending it")
 
 
+def test_a_long_start_and_a_long_end_ask_for_time(worker: MakeWorker, systemd: Listener) -> None:
+    """
+    Case W13: EXTEND_TIMEOUT_USEC= before READY=1, and with STOPPING=1 for as long as a step may take to end.
+    """
+    w = worker(
+        "tasks:\n  - {id: a, run: 'trap \"sleep 1; exit 0\" TERM; echo up; while :; do sleep 0.1; done'}\n",
+        environ=systemd.environ(3_000_000),
+    )
+    w.start().until("a: up")
+    before = systemd.drain()
+    ready = next(n for n, message in enumerate(before) if message.startswith("READY=1"))
+    assert all(message.startswith("EXTEND_TIMEOUT_USEC=60000000") for message in before[:ready])
+    assert ready >= 1
+    assert w.kill(signal.SIGTERM) == 75
+    assert "STOPPING=1\nSTATUS=stopping: ending the steps\nEXTEND_TIMEOUT_USEC=40000000" in systemd.drain()
+
+
 def test_on_sigabrt_the_worker_says_where_it_hangs(worker: MakeWorker) -> None:
     """
     Case W14: systemd's watchdog kills with SIGABRT; our own stack reaches the journal.
