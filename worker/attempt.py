@@ -75,6 +75,7 @@ class Attempt:
         self.progress = 0.0
         self.progress_text = ""
         self.spend = 0.0
+        self.definition = ""  # what the step was when it was claimed
         self.detail = ""  # what it was doing when it was ended for a limit
         self.phase = RUNNING
         self.pid = 0
@@ -161,7 +162,7 @@ class Attempt:
         if self.phase == RUNNING:
             held_since = self.streams.held_since
             return self._broken(now) is None if held_since is None else now < held_since + PATIENCE
-        return now < self._vouched_until
+        return self.phase == OVER or now < self._vouched_until
 
     def excuse(self, seconds: float) -> None:
         """Charge no limit for `seconds` in which the worker itself did not run."""
@@ -238,6 +239,7 @@ class Attempt:
     def _next(self, now: float) -> None:
         """Go on after a program has ended and nothing of it is left."""
         self.streams.drain()
+        self._on_messages()  # what it said last, as its last output
         if self._exit == 0 and not self._limit and not self._interrupted_by:
             fault = None
             if not self._program.name and self.step.task.expect:

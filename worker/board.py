@@ -22,6 +22,7 @@ class Progress(NamedTuple):
     failures: int = 0  # that count against its attempts
     deferrals: int = 0  # "not now", one after the other
     waited: float = 0.0  # seconds spent on these, of the step's patience
+    again: int = 0  # fresh starts without new progress
     best: float = 0.0  # the furthest progress it ever reported
     retry_at: float = -math.inf  # monotonic clock
 
@@ -32,13 +33,15 @@ UNTRIED = Progress()
 class _Block:
     """The steps of one task, which stand together in the plan."""
 
-    __slots__ = ("end", "first", "needs", "undone")
+    __slots__ = ("again", "end", "fresh", "needs", "undone", "unfinished")
 
     def __init__(self, first: int, needs: tuple[str, ...]) -> None:
-        self.first = first  # all steps before this one are done or failed
+        self.fresh = first  # no step before this one is untried
         self.end = first
         self.needs = needs
         self.undone = 0
+        self.unfinished = 0
+        self.again: dict[str, None] = {}  # steps that were tried and wait, in the order in which they came back
 
 
 class Board:
@@ -58,8 +61,8 @@ class Board:
                 block = self._blocks[step.task.id] = _Block(place, step.task.needs)
             block.end = place + 1
             block.undone += 1
-        self._order = list(self._blocks.values())
-        self._front = 0  # all blocks before this one are finished
+            block.unfinished += 1
+        self._open = dict(self._blocks)  # tasks with steps that are neither done nor failed, in order
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -80,10 +83,18 @@ class Board:
         self._counts[before] -= 1
         self._counts[state] += 1
         self._states[step] = state
-        if state != WAITING:
+        task = self._by_id[step].task.id
+        block = self._blocks[task]
+        if state == WAITING:
+            block.again[step] = None
+        else:
             self._waits.pop(step, None)
+            block.again.pop(step, None)
+        block.unfinished += (state < DONE) - (before < DONE)
+        if not block.unfinished:
+            self._open.pop(task, None)
         if state == DONE and before != DONE:
-            self._blocks[self._by_id[step].task.id].undone -= 1
+            block.undone -= 1
             self._progress.pop(step, None)
 
     def progress(self, step: str) -> Progress:
@@ -98,25 +109,21 @@ class Board:
         return [retry_at for retry_at in self._waits.values() if retry_at > now]
 
     def ready(self) -> Iterator[Step]:
-        """Yield the steps that are neither done nor failed and need no undone one, in the order of the list.
+        """Yield the steps that wait and need no undone one, in the order of the list.
 
-        What is finished at the front of the list, or of a task's steps, is passed over once and for all.
+        What is finished or running costs nothing here, wherever it stands.
         """
-        while self._front < len(self._order) and self._finished(self._order[self._front]):
-            self._front += 1
-        for index in range(self._front, len(self._order)):
-            block = self._order[index]
-            if any(self._blocks[need].undone for need in block.needs) or self._finished(block):
+        for block in self._open.values():
+            if any(self._blocks[need].undone for need in block.needs):
                 continue
-            for place in range(block.first, block.end):
-                if self.state(self._steps[place].id) < DONE:
+            for step in block.again:
+                yield self._by_id[step]
+            while block.fresh < block.end and self.state(self._steps[block.fresh].id) != WAITING:
+                block.fresh += 1
+            for place in range(block.fresh, block.end):
+                step = self._steps[place].id
+                if self.state(step) == WAITING and step not in block.again:
                     yield self._steps[place]
-
-    def _finished(self, block: _Block) -> bool:
-        """Move the block's front past finished steps; return whether there are no others."""
-        while block.first < block.end and self.state(self._steps[block.first].id) >= DONE:
-            block.first += 1
-        return block.first == block.end
 
 
 class Replay(NamedTuple):
@@ -161,10 +168,10 @@ def replay(plan: Plan, rows: Iterable[Row], counted_from: int, now: Now) -> Repl
 
 def _after(before: Progress, row: Row, counts: bool, now: Now) -> Progress:
     """Return what is known after one more attempt; one that does not count leaves its number."""
-    if not counts:
+    if not counts or row.outcome is None:  # one that is open is judged when it is closed
         return before._replace(number=row.number, retry_at=now.monotonic)
     wait = max(0.0, min(row.ended + row.delay - now.wall, row.delay)) if row.ended is not None else 0.0
-    known = advance(before, row.outcome or "", row.counted, row.took + row.delay, row.progress)
+    known = advance(before, row.outcome, row.counted, row.took + row.delay, row.progress)
     return known._replace(number=row.number, retry_at=now.monotonic + wait)
 
 
@@ -175,4 +182,6 @@ def advance(before: Progress, outcome: str, counted: bool, spent: float, progres
         return before._replace(deferrals=before.deferrals + 1, waited=before.waited + spent, best=best)
     if outcome == ledger.INTERRUPTED and not counted:
         return before._replace(best=best)
-    return before._replace(failures=before.failures + counted, deferrals=0, waited=0.0, best=best)
+    again = before.again + 1 if outcome == ledger.AGAIN and best == before.best else 0
+    failures = before.failures + counted
+    return before._replace(failures=failures, deferrals=0, waited=0.0, again=again, best=best)

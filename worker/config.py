@@ -227,7 +227,7 @@ def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     if "env_file" in over:
         merged["env_file"] = under["env_file"] + over["env_file"]
     if "secrets" in over:
-        merged["secrets"] = (*under["secrets"], *over["secrets"])
+        merged["secrets"] = tuple(dict.fromkeys((*under["secrets"], *over["secrets"])))
     if "retry" in over:
         merged["retry"] = under["retry"]._replace(**over["retry"])
     return merged

@@ -16,6 +16,8 @@ from worker.timespan import show
 
 # The most that a server's Retry-After is obeyed for; some say 10^9.
 _RETRY_AFTER_MAX = 3600.0
+# A fresh start for saved state alone: always after so many seconds of work, else so many times in a row.
+_WORTH_IT, _AT_ONCE = 1.0, 20
 
 
 class Next(NamedTuple):
@@ -42,7 +44,7 @@ def next_steps(board: Board, slots: int, now: float, stop_on_failure: bool) -> N
     for step in board.ready():
         if len(start) >= free:
             break
-        if board.state(step.id) == states.WAITING and board.progress(step.id).retry_at <= now:
+        if board.progress(step.id).retry_at <= now:
             start.append(step)
     if start or running or waits:
         return Next(start, min(waits, default=math.inf))
@@ -96,24 +98,31 @@ def _not_now(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
     The wait is drawn from zero to a bound that doubles ("full jitter"), so that many who were turned
     away together do not come back together.
     """
-    if end.progress > past.best or end.saved:
+    # A log or a time stamp is saved state too: whoever is back at once again and again, and reports no
+    # progress, is asked as seldom as any other in the end.
+    worth_it = end.took >= _WORTH_IT or past.again < _AT_ONCE
+    if end.progress > past.best or (end.saved and worth_it):
         return Verdict(AGAIN, "asked to be started afresh", False, False, 0.0)
     left = retry.patience - past.waited - end.took
     if left <= 0:
         cause = f"said 'not now' for {show(past.waited + end.took)}, longer than its patience"
         return Verdict(FAILED, cause, True, True, 0.0)
-    delay = chance * min(retry.max_delay, retry.delay * 2.0 ** min(past.deferrals, 60))
+    delay = chance * _bound(retry, past.deferrals)
     if end.retry_after is not None:
         delay = max(delay, min(end.retry_after, _RETRY_AFTER_MAX))
     return Verdict(DEFERRED, end.why or "said 'not now' (exit 75)", False, False, min(delay, left))
 
 
+def _bound(retry: Retry, times: int) -> float:
+    """Return the longest wait after so many in a row: `delay`, doubled each time up to `max_delay`."""
+    return min(max(retry.max_delay, retry.delay), retry.delay * 2.0 ** min(times, 60))
+
+
 def _failed(end: End, past: Progress, retry: Retry) -> Verdict:
     """Counted: after the last of its attempts the step has failed for good."""
-    final = past.failures + 1 >= retry.attempts or end.status in retry.never
-    delay = 0.0
-    if not final and not end.interrupted_by:
-        delay = min(max(retry.max_delay, retry.delay), retry.delay * 2.0 ** min(past.failures, 60))
+    never = end.limit is None and end.status in retry.never  # an exit that we forced says nothing
+    final = never or past.failures + 1 >= retry.attempts
+    delay = 0.0 if final or end.interrupted_by else _bound(retry, past.failures)
     outcome = STALLED if end.limit else FAILED
     if end.interrupted_by and not final:
         outcome = INTERRUPTED

@@ -7,7 +7,7 @@ from worker.output import Spool
 from worker.task import Expect
 
 # A pattern is looked for in so much of the output, from its beginning; an output can be larger than memory.
-_LOOK_MAX = 16 * 1024 * 1024
+_LOOK_MAX = 1024 * 1024
 
 
 def fault(expect: Expect, cwd: str, output: Spool) -> str | None:
@@ -20,7 +20,10 @@ def fault(expect: Expect, cwd: str, output: Spool) -> str | None:
         except OSError as exc:
             return f"the expected file '{path}' is not there: {exc.strerror}"
     if expect.matches is not None:
-        text = output.beginning(_LOOK_MAX).decode(errors="replace")
+        try:
+            text = output.beginning(_LOOK_MAX).decode(errors="replace")
+        except OSError as exc:
+            return f"its output cannot be read: {exc.strerror}"
         if not re.search(expect.matches, text, re.MULTILINE):
             return f"its output does not match '{expect.matches}'"
     return None

@@ -232,4 +232,6 @@ def _task_hash(entry: Task) -> "blake2b":
     work = ascii((entry.run, shell, sorted(entry.env.items()), entry.env_files, entry.cwd))
     if entry.http or entry.python:
         work += ascii((entry.http, entry.python, entry.args))
+    if entry.before or entry.after or entry.expect:
+        work += ascii((entry.before, entry.after, entry.expect and tuple(entry.expect)))
     return hashlib.blake2b(work.encode() + b"\0", digest_size=_DIGEST)

@@ -152,6 +152,7 @@ class Run:
         slot = self._slots.pop()
         number = self._board.progress(step.id).number + 1
         attempt = Attempt(step, number, slot, self._places, self._journal, self._events, self._leaders)
+        attempt.definition = self._plan.digest(step)
         self._board.set(step.id, boards.RUNNING)
         return attempt
 
@@ -161,6 +162,9 @@ class Run:
         past = self._board.progress(step.id)
         verdict = decide.judge(end, past, step.task.retry, random.random())
         output, log = attempt.output, attempt.log
+        if verdict.outcome == ledger.DONE and os.path.isdir(self._places.output(step.id)):
+            end = end._replace(why=f"it has made a folder where its result belongs: {self._places.output(step.id)}")
+            verdict = decide.judge(end, past, step.task.retry, random.random())
         done = verdict.outcome == ledger.DONE
         if done:
             self._publish(step.id, output)
@@ -190,16 +194,20 @@ class Run:
         del self._running[step.id]
         attempt.slot.clear(self._places.state(step.id))
         self._slots.append(attempt.slot)
-        self._mark(ending)
+        self._mark(ending, attempt.definition)
         return attempt, verdict, ending
 
-    def _mark(self, ending: Ending) -> None:
-        """Bring the board up to date with the end of an attempt."""
+    def _mark(self, ending: Ending, definition: str) -> None:
+        """Bring the board up to date with the end of an attempt at what `definition` stood for."""
         step = ending.step
         if step not in self._plan.by_id:
             return  # taken off the list while it ran
         if ending.outcome == ledger.DONE:
             self._board.set(step, boards.DONE)
+            return
+        if definition != self._plan.digest(self._plan.by_id[step]):  # mended meanwhile: all its attempts anew
+            self._board.set_progress(step, boards.Progress(number=ending.number))
+            self._board.set(step, boards.WAITING)
             return
         before, spent = self._board.progress(step), ending.took + ending.delay
         known = boards.advance(before, ending.outcome, ending.counted, spent, ending.progress)
@@ -211,7 +219,7 @@ class Run:
         """Make ends and claims durable in one transaction; then start what was claimed."""
         now = clock.wall()
         endings = [ending for _attempt, _verdict, ending in ended]
-        claims = [Claim(a.step.id, a.number, self._plan.digest(a.step), now, self._boot) for a in starting]
+        claims = [Claim(a.step.id, a.number, a.definition, now, self._boot) for a in starting]
         self._disk.persist(self._places.root, lambda: self._ledger.record(endings, claims))
         for attempt, verdict, ending in ended:
             self._tell(ending.step, ending.number, verdict, clock.monotonic() - attempt.started)
@@ -305,8 +313,9 @@ class Run:
         if not closed:
             return
         self._disk.persist(self._places.ledger, lambda: self._ledger.record([e for _, e in closed], []))
+        definitions = {row.step: row.definition for row in rows}
         for verdict, ending in closed:
-            self._mark(ending)
+            self._mark(ending, definitions[ending.step])
             self._tell(ending.step, ending.number, verdict)
         self._keeper.changed()
 

@@ -89,11 +89,12 @@ class NotifySocket:
                 # Before the next message is taken: a sender that waits for its barrier is still alive.
                 yield sign, pid
 
-    def close(self) -> None:
+    def close(self, unlink: bool = True) -> None:
         """Close the socket and remove its path."""
         self._socket.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
+        if unlink:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
 
 
 def parse(message: bytes) -> Sign:

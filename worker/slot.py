@@ -31,8 +31,9 @@ class Slot:
         Raises OSError.
         """
         if not self.socket.in_place():  # a step has removed it
-            self.socket.close()
-            self.socket = NotifySocket(self.socket.path)
+            os.makedirs(os.path.dirname(self.socket.path), mode=0o700, exist_ok=True)
+            gone, self.socket = self.socket, NotifySocket(self.socket.path)
+            gone.close(unlink=False)
         if os.path.isdir(folder):
             return
         try:
@@ -48,7 +49,8 @@ class Slot:
         """
         if not secrets:
             return None
-        os.makedirs(self._credentials, mode=0o700, exist_ok=True)
+        _remove_tree(self._credentials)  # whatever a step, or a worker that died, has left there
+        os.makedirs(self._credentials, mode=0o700)
         for name in secrets:
             source = os.path.join(self._source or "", name)
             if not os.path.exists(source):
@@ -60,9 +62,7 @@ class Slot:
         """Take an empty folder back, and forget messages that came too late; what a step keeps stays."""
         for _late in self.socket.receive():
             pass
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self._credentials):
-                os.unlink(os.path.join(self._credentials, name))
+        _remove_tree(self._credentials)
         with contextlib.suppress(OSError):
             if not os.listdir(folder):
                 os.rename(folder, self._spare)
@@ -73,6 +73,11 @@ class Slot:
         with contextlib.suppress(OSError):
             os.rmdir(self._spare)
         with contextlib.suppress(OSError):
-            os.rmdir(self._credentials)
-        with contextlib.suppress(OSError):
             os.unlink(self.part)
+
+
+def _remove_tree(folder: str) -> None:
+    if os.path.lexists(folder):
+        import shutil  # for the few steps that have secrets
+
+        shutil.rmtree(folder, ignore_errors=True)

@@ -62,7 +62,7 @@ def retry_after(seconds: float) -> None:
 
 
 def extend(seconds: float) -> None:
-    """Ask for `seconds` from now before any limit ends the step."""
+    """Ask for `seconds` from now before `timeout` ends the step; the other limits stay."""
     _send(f"EXTEND_TIMEOUT_USEC={round(float(_decimal(seconds)) * 1e6)}")
 
 

@@ -54,9 +54,13 @@ class Watchdog:
 
     def ping(self, now: float) -> None:
         """Ping if it is time and every running step is within its limits."""
-        if self._notifier.interval and now >= self._ping_at and _all_well(self._running.values(), now):
+        if not self._notifier.interval or now < self._ping_at:
+            return
+        if _all_well(self._running.values(), now):
             self._notifier.ping()
             self._ping_at = now + self._notifier.interval
+        else:
+            self._ping_at = now + _SLICE_MIN  # look again, but not all the time
 
     def _excuse(self, seconds: float) -> bool:
         """Ping, and charge no step, if the worker did not run for so long; return whether that is so."""

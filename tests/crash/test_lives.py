@@ -5,6 +5,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -369,3 +370,76 @@ def test_a_secret_that_the_unit_lacks_is_known_before_the_run(worker: MakeWorker
     w = worker("tasks:\n  - {id: a, run: 'true', secrets: [token]}\n")
     assert w.run() == 78
     assert w.matching(r"list.yaml:2:\d+: secrets: the unit has no credential 'token'; add LoadCredential=token:")
+
+
+def test_a_step_mended_while_it_runs_gets_its_attempts_anew(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    The failure of what was edited meanwhile does not count against what is there now.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listening.bind(str(tmp_path / "notify"))
+    w = worker(
+        """
+tasks:
+  - {id: a, run: 'echo up; while ! [ -e go ]; do sleep 0.05; done; false', cwd: ., retry: {attempts: 1}}
+""",
+        environ={"NOTIFY_SOCKET": str(tmp_path / "notify")},
+    )
+    w.start().until("a: up")
+    w.config.write_text("tasks:\n  - {id: a, run: echo mended, cwd: ., retry: {attempts: 1}}\n")
+    w.process.send_signal(signal.SIGHUP)
+    w.until("read again")
+    (w.config.parent / "go").touch()
+    assert w.wait() == 0
+    assert w.output("a") == b"mended\n"
+    listening.close()
+
+
+def test_what_a_step_does_to_its_surroundings_ends_no_other(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    A folder in place of its result, junk among its credentials, no socket folder, no part file: a failure at most.
+    """
+    credentials = tmp_path / "credentials"
+    credentials.mkdir()
+    (credentials / "x").write_text("planted")
+    w = worker(
+        """
+on_failure: continue
+defaults: {retry: {attempts: 1}, secrets: [x]}
+tasks:
+  - {id: folder, run: 'mkdir -p "$AGENT_OUT/folder"'}
+  - {id: junk, secrets: [x], run: 'mkdir "$CREDENTIALS_DIRECTORY/d"'}
+  - {id: sockets, run: 'rm -rf "$(dirname "$NOTIFY_SOCKET")"'}
+  - {id: part, run: 'head -c 200000 /dev/zero; sleep 0.3; rm -f "$AGENT_OUT"/.part-*', expect: {matches: x}}
+  - {id: last, run: 'test -S "$NOTIFY_SOCKET" && ls "$CREDENTIALS_DIRECTORY"'}
+""",
+        environ={"CREDENTIALS_DIRECTORY": str(credentials)},
+    )
+    assert w.run() == 70
+    assert w.done() == ["junk", "sockets", "last"]
+    assert w.output("last") == b"x\n"
+    assert w.matching("folder: failed for good: it has made a folder where its result belongs")
+
+
+def test_the_last_words_of_a_program_are_heard(worker: MakeWorker) -> None:
+    """
+    A message sent just before the exit counts, without any barrier.
+    """
+    w = worker(f"""
+concurrency: 4
+tasks:
+  - id: s
+    foreach: {{range: 1-12}}
+    retry: {{attempts: 1, delay: 1h}}
+    run:
+      - {sys.executable}
+      - -c
+      - |
+        import os, socket
+        n = int(os.environ["AGENT_ATTEMPT"])
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        s.sendto(b"X_AGENT_PROGRESS=%d" % n, os.environ["NOTIFY_SOCKET"])
+        os._exit(0 if n == 3 else 75)
+""")
+    assert w.run() == 0
+    assert [row.outcome for row in w.rows()].count("again") == 24

@@ -141,7 +141,7 @@ def test_on_sigabrt_the_worker_says_where_it_hangs(worker: MakeWorker) -> None:
     w.start().until("a: up")
     assert w.kill(signal.SIGABRT) == -signal.SIGABRT
     assert w.matching("Fatal Python error: Aborted")
-    assert w.matching('File ".*watchdog.py", line .* in wait')
+    assert w.matching('File ".*run.py", line .* in work')
 
 
 @pytest.mark.parametrize("kind", ["full", "missing", "stream"])

@@ -82,3 +82,31 @@ def test_attempts_that_no_worker_closed_are_found() -> None:
     found = boards.replay(plan, rows, 0, NOW)
     assert [r.step for r in found.unclosed] == ["a", "gone"]
     assert found.board.state("a") == boards.WAITING
+
+
+def test_an_open_attempt_changes_nothing_of_what_is_known() -> None:
+    """
+    A reload while a step runs must not give its patience back.
+    """
+    plan = plan_of("a")
+    rows = [row(n, "a", "deferred", plan, number=n, took=1.0, delay=9.0) for n in (1, 2, 3)]
+    known = boards.replay(plan, rows, 0, NOW).board.progress("a")
+    assert (known.deferrals, known.waited) == (3, 30.0)
+    opened = boards.replay(plan, [*rows, row(4, "a", None, plan, number=4)], 0, NOW).board.progress("a")
+    assert opened == known._replace(number=4, retry_at=50.0)
+
+
+def test_a_long_step_at_the_front_does_not_make_the_rest_slow() -> None:
+    """
+    What is finished behind it is not looked at again: counted in states that are read.
+    """
+    plan = plan_of(*(f"s{n}" for n in range(1000)))
+    board = boards.Board(plan)
+    board.set("s0", boards.RUNNING)
+    for n in range(1, 999):
+        board.set(f"s{n}", boards.DONE)
+    reads = []
+    state = board.state
+    board.state = lambda step: reads.append(step) or state(step)  # type: ignore[func-returns-value,method-assign]
+    assert [step.id for step in board.ready()] == ["s999"]
+    assert len(reads) < 10

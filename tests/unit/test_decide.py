@@ -115,6 +115,7 @@ def judged(end: End, past: Progress = UNTRIED, chance: float = 0.5, retry: Retry
         (End(3), 1, Verdict("failed", "exited with status 3", True, False, 20.0)),
         (End(3), 2, Verdict("failed", "exited with status 3", True, True, 0.0)),
         (End(4), 0, Verdict("failed", "exited with status 4", True, True, 0.0)),
+        (End(4, limit="timeout", why="slow"), 0, Verdict("stalled", "slow", True, False, 10.0)),
         (End(-9), 0, Verdict("failed", "killed by SIGKILL", True, False, 10.0)),
         (End(-15, limit="timeout", why="took too long"), 0, Verdict("stalled", "took too long", True, False, 10.0)),
         (End(0, limit="watchdog", why="silent"), 0, Verdict("stalled", "silent", True, False, 10.0)),
@@ -173,4 +174,6 @@ def test_a_step_that_got_further_is_started_again_at_once() -> None:
         "again", "asked to be started afresh", False, False, 0.0
     )
     assert judged(End(75, saved=True)).outcome == "again"
+    assert judged(End(75, saved=True), Progress(again=20)).outcome == "deferred", "a time stamp is no progress"
+    assert judged(End(75, saved=True, took=5.0), Progress(again=99)).outcome == "again"
     assert judged(End(75, progress=2.0), Progress(best=2.0)).outcome == "deferred"
