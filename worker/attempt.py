@@ -84,7 +84,7 @@ class Attempt:
         self._events = events
         self._others = others
         self._marker = f"STATE_DIRECTORY={places.state(step.id)}".encode()
-        self._programs = _programs(step)
+        self._programs = _programs(step, slot.part)
         self._program = self._programs[0]
         self._exit: int | None = None
         self._why = ""
@@ -243,8 +243,7 @@ class Attempt:
         if self._exit == 0 and not self._limit and not self._interrupted_by:
             fault = None
             if not self._program.name and self.step.task.expect:
-                cwd = self.step.task.cwd or self._places.work
-                fault = expectation.fault(self.step.task.expect, cwd, self.output)
+                fault = self._expected()
             if fault:
                 self._why = f"exited with status 0, but {fault}"
             elif self._programs:
@@ -254,6 +253,19 @@ class Attempt:
             code = f"status {self._exit}" if (self._exit or 0) >= 0 else f"signal {-(self._exit or 0)}"
             self._fail(f"ended with {code}")
         self._finish()
+
+    def _expected(self) -> str | None:
+        """Return what is wrong with what the step's own program has left, as far as no program has to look."""
+        expect = self.step.task.expect
+        assert expect is not None
+        if expect.matches is not None:
+            try:
+                self.output.show()
+            except OSError as exc:
+                return f"its output cannot be looked at: {exc.strerror}"
+        if expect.file is None:
+            return None
+        return expectation.file_fault(expect.file, self.step.task.cwd or self._places.work)
 
     def _finish(self) -> None:
         self.phase = OVER
@@ -359,10 +371,12 @@ class Attempt:
             self.limits.extend(now, sign.extend)
 
 
-def _programs(step: Step) -> list[_Program]:
+def _programs(step: Step, output: str) -> list[_Program]:
     task = step.task
     programs = [_Program("before", step.command(task.before))] if task.before else []
     programs.append(_Program("", step.argv()))
+    if task.expect and task.expect.matches:
+        programs.append(_Program("expect", step.matches(output)))
     if task.expect and task.expect.run:
         programs.append(_Program("expect", step.command(task.expect.run)))
     if task.after:

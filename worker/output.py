@@ -73,12 +73,12 @@ class Spool:
         """Return the whole stream if it is `inline`, else its last bytes."""
         return bytes(self._memory) if self.inline else self._tail
 
-    def beginning(self, most: int) -> bytes:
-        """Return up to `most` bytes from the beginning of the stream, as far as it has been written."""
+    def show(self) -> None:
+        """Let the whole stream be in the file, for whoever looks before it is published.  Raises OSError."""
         if self.inline:
-            return bytes(self._memory[:most])
-        with open(self.path, "rb") as file:
-            return file.read(most)
+            self._fill()
+        else:
+            self.retry()
 
     def publish(self, path: str) -> None:
         """Give the stream the name `path`, as a whole; may be called again if it raises OSError.
@@ -98,12 +98,15 @@ class Spool:
             self._write_inline(path)
 
     def _write_inline(self, path: str) -> None:
+        self._fill()
+        self.close()
+        os.rename(self.path, path)
+
+    def _fill(self) -> None:
         fd = self._open()
         os.ftruncate(fd, 0)  # what an earlier try may have written
         os.lseek(fd, 0, os.SEEK_SET)
         files.write_all(fd, self._memory)
-        self.close()
-        os.rename(self.path, path)
 
     def close(self) -> None:
         """Close the file, if there is one, and leave it where it is."""

@@ -7,6 +7,7 @@ every environment file in order) or raises one ConfigError with all that is wron
 
 import gc
 import hashlib
+import json
 import os
 import re
 import sys
@@ -46,6 +47,11 @@ class Step(NamedTuple):
         if self.task.http is not None:
             return [*_OUR_PROGRAM, "http", self.task.http]
         return [*_OUR_PROGRAM, "python", f'{{"call": "{self.task.python}", "args": {self.task.args}}}']
+
+    def matches(self, file: str) -> list[str]:
+        """Return the program that looks for the expected pattern in `file`, and its arguments."""
+        assert self.task.expect is not None
+        return [*_OUR_PROGRAM, "matches", json.dumps({"pattern": self.task.expect.matches, "file": file})]
 
     def command(self, command: Command) -> list[str]:
         """Return a command's arguments; a shell's text is never changed, a list gets the item."""

@@ -182,8 +182,24 @@ def test_what_is_expected_must_hold(worker: MakeWorker, task: str, outcome: str,
     w = worker(f"tasks:\n  - {{id: a, {task}, cwd: ., {retry}}}\n")
     assert w.run() == (0 if outcome == "done" else 70)
     assert w.rows()[-1].outcome == outcome
-    assert cause in w.rows()[-1].cause
+    assert cause in w.rows()[-1].cause or w.matching(f"a: {re.escape(cause)}")
     assert not (w.config.parent / "never").exists()
+
+
+def test_a_pattern_that_never_ends_is_ended_by_the_timeout(worker: MakeWorker) -> None:
+    """
+    It runs in a process of its own: the worker answers meanwhile.
+    """
+    w = worker("""
+tasks:
+  - id: a
+    run: echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab
+    expect: {matches: "^(a+)+$"}
+    timeout: 2s
+    retry: {attempts: 1}
+""")
+    assert w.run() == 70
+    assert w.rows()[0].cause == "took longer than its timeout of 2s"
 
 
 def test_hooks_print_to_the_log_and_never_into_the_result(worker: MakeWorker) -> None:

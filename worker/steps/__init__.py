@@ -40,8 +40,10 @@ def main(arguments: list[str]) -> NoReturn:
     """Run the program that the first of `arguments` names on the SPEC that follows, and exit."""
     if arguments[0] == "http":
         from worker.steps.http import fetch as program
-    else:
+    elif arguments[0] == "python":
         from worker.steps.python import call as program
+    else:
+        from worker.steps.matches import search as program
     sys.exit(run(program, arguments[1:]))
 
 
