@@ -107,7 +107,10 @@ class Run:
                     if finished != "stopped" and self._more_to_do():
                         finished = None
             return self._exit_status(finished)
-        except Stopped:
+        except Stopped:  # nothing can be written, but the steps have their time to end
+            until = clock.monotonic() + STOP_GRACE
+            while clock.monotonic() < until and not all(attempt.over for attempt in self._running.values()):
+                self._watchdog.wait(until)
             self._conclude("stopped")
             return self._exit_status("stopped")
         finally:

@@ -115,6 +115,21 @@ def test_the_order_of_writes(worker: MakeWorker, tmp_path: Path, size: int) -> N
         assert before[commit - 1] == "rename out/a", "a committed step has its file, synced or not"
 
 
+def test_steps_that_finish_together_share_a_flush(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    Eight at a time, two hundred steps: counted in the kernel, far fewer flushes of the ledger than steps.
+    """
+    if subprocess.run(["which", "strace"], capture_output=True, check=False).returncode:
+        pytest.skip("needs strace")
+    w = worker("concurrency: 8\ntasks:\n  - {id: s, foreach: {range: 1-200}, run: 'true'}\n")
+    trace = tmp_path / "trace"
+    w.start("strace", "-y", "-o", str(trace), "-e", "trace=fsync,fdatasync")
+    assert w.wait() == 0
+    flushes = trace.read_text().count("ledger.db-wal>")
+    assert len(w.done()) == 200
+    assert flushes <= 150
+
+
 def _event(line: str, root: str) -> str | None:
     """Return "fsync NAME" or "rename NEW-NAME" for a line of strace -y, names below the state folder."""
     if found := re.match(r"(?:fsync|fdatasync)\(\d+<([^>]*)>", line):
