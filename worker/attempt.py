@@ -20,7 +20,7 @@ from worker import environment, expectation, process
 from worker.clock import Now
 from worker.decide import End
 from worker.disk import PATIENCE
-from worker.errors import AgentError
+from worker.errors import TEMPORARY, AgentError
 from worker.events import Events
 from worker.folder import Places
 from worker.journal import NOTICE, WARNING, Journal
@@ -128,7 +128,8 @@ class Attempt:
 
     def end(self) -> End:
         """Return how the attempt ended; only once it is over."""
-        saved = not self._why and _look_of(self._places.state(self.step.id)) != self._saved_before
+        asked = self._exit == TEMPORARY and not self._why  # for no other end does it matter what was saved
+        saved = asked and _look_of(self._places.state(self.step.id)) != self._saved_before
         took = max(0.0, self._ended - self.started)
         return End(
             self._exit,

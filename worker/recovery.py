@@ -57,15 +57,6 @@ def judge_unclosed(
             cause=verdict.cause,
             status=None,
             ended=clock.wall(),
-            took=0.0,
-            delay=0.0,
-            progress=0.0,
-            spend=0.0,
-            detail="",
-            output=None,
-            output_size=0,
-            log=b"",
-            log_size=0,
         )
         found.append((verdict, ending))
     return found

@@ -296,7 +296,6 @@ class Run:
             "runtime": self._places.runtime,
             "config": self._config.files[0],
             "total": str(found.board.total),
-            "gone": str(found.gone),
         }
         if self._ledger.fact("state") == "failed":
             # The run had come to its end; whoever starts it again wants the failed steps tried again.
@@ -363,12 +362,11 @@ class Run:
             self._journal.event("reloaded", text, priority=ERROR)
             return
         self._config, self._plan = settings, steps
-        found = self._replay()
-        self._board = found.board
+        self._board = self._replay().board
         for step in self._running:
             if step in steps.by_id:
                 self._board.set(step, boards.RUNNING)
-        facts = {"state": "running", "total": str(found.board.total), "gone": str(found.gone)}
+        facts = {"state": "running", "total": str(self._board.total)}
         self._disk.persist(self._places.ledger, lambda: self._ledger.note(facts))
         self._journal.event("reloaded", f"the configuration was read again: {self._board.total} steps")
 

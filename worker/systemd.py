@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-WATCHDOG_VARIABLES = ("WATCHDOG_USEC", "WATCHDOG_PID")
 # PID 1 spends about 50 us on a status and its other senders queue behind it.
 _STATUS_EVERY = 0.5
 # A socket that is full must not hold up a step; the next ping comes in a few seconds anyway.

@@ -48,15 +48,15 @@ class Ending(NamedTuple):
     cause: str
     status: int | None
     ended: float
-    took: float
-    delay: float
-    progress: float
-    spend: float
-    detail: str
-    output: bytes | None
-    output_size: int
-    log: bytes
-    log_size: int
+    took: float = 0.0
+    delay: float = 0.0
+    progress: float = 0.0
+    spend: float = 0.0
+    detail: str = ""
+    output: bytes | None = None
+    output_size: int = 0
+    log: bytes = b""
+    log_size: int = 0
 
 
 class Row(NamedTuple):
