@@ -434,3 +434,32 @@ def test_secrets_come_from_the_units_credentials(agent: Machine) -> None:
     assert agent.read("/var/lib/agent/out/a") == "20\ntoken\n"
     assert agent.run("grep -rl planted-secret /var/lib/agent /run/agent", check=False).out == ""
     assert not [entry for entry in agent.journal() if "planted-secret" in entry.get("MESSAGE", "")]
+
+
+@pytest.mark.parametrize(
+    ("mount", "message"),
+    [
+        ("mount --bind checkpoint.json checkpoint.json", "mount the folder /var/lib/agent instead"),
+        ("mount --bind . . && mount -o remount,ro,bind .", "/var/lib/agent"),
+    ],
+    ids=["checkpoint is a mount", "read-only"],
+)
+def test_a_state_folder_that_cannot_be_written_is_named(agent: Machine, mount: str, message: str) -> None:
+    """
+    Cases F3 and F7: exit 73 with the path and what to do, no restart, and not a byte of the state changed.
+    """
+    service = Service(agent, "tasks:\n  - {id: a, run: 'true'}\n")
+    service.start()
+    service.wait("run-done")
+    service.wait_ended()
+    before = agent.read("/var/lib/agent/checkpoint.json")
+    agent.write("/etc/agent/config.yaml", "tasks:\n  - {id: a, run: 'true'}\n  - {id: b, run: 'true'}\n")
+    agent.run(f"cd /var/lib/agent && {mount}")
+    agent.run("systemctl start agent", check=False)
+    service.wait_ended()
+    shown = agent.show("agent", "ExecMainStatus", "NRestarts", "ActiveState")
+    assert shown == {"ExecMainStatus": "73", "NRestarts": "0", "ActiveState": "failed"}
+    said = [entry["MESSAGE"] for entry in agent.journal("-u", "agent", "-p", "err", after=service.mark)]
+    assert [line for line in said if message in line], said
+    assert not [line for line in said if "Traceback" in line]
+    assert agent.read("/var/lib/agent/checkpoint.json") == before
