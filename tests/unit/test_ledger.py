@@ -1,19 +1,25 @@
-"""The SQLite ledger: durable, whole, and unable to record a step as done twice."""
+"""The ledgers: durable, whole, and unable to record a step as done twice.
+
+What both promise is tested with both; the rest of this file is about SQLite's.
+"""
 
 import os
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.plans import ENDED
 from worker.errors import StateError
-from worker.ledger import Claim, Ending, LedgerCorrupt, StorageFull
+from worker.ledger import Claim, Ending, Ledger, LedgerCorrupt, Row, StorageFull
 from worker.ledger.sqlite import SqliteLedger
+
+Open = Callable[[], Ledger]
+STEPS = [("a", "x"), ("b", "y"), ("c", "z")]
 
 
 def claim(step: str, number: int = 1) -> Claim:
@@ -27,31 +33,182 @@ def ending(step: str, outcome: str = "done", number: int = 1, output: bytes | No
     )
 
 
+def closed(row: Row, **values: object) -> Row:
+    """Return a row that is done with this, as a checkpoint may have it."""
+    return row._replace(outcome="done", ended=1001.0, **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a ledger is, as a path or a URI; `open_at` opens it."""
+    if request.param == "sqlite":
+        path = str(tmp_path / "ledger.db")
+        SqliteLedger.create(path).close()
+        return path
+    dsn: str = request.getfixturevalue("server").dsn()
+    return dsn
+
+
+def open_at(address: str, run: str) -> Ledger:
+    """Open a ledger, on a server as the next life of its one worker."""
+    if not address.startswith("postgresql:"):
+        return SqliteLedger.open(address)
+    from worker.ledger.postgres import Member, PostgresLedger
+
+    me = Member("worker", os.urandom(4).hex(), "host", os.getpid(), "1")
+    return PostgresLedger.join(address, run, me, 60.0, 5.0)
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteLedger]:
+def store(address: str, tmp_path: Path) -> Iterator[Ledger]:
+    """A ledger that knows the steps a, b and c."""
+    ledger = open_at(address, str(tmp_path))
+    ledger.enlist(STEPS)
+    yield ledger
+    ledger.close()
+
+
+@pytest.fixture
+def sqlite_store(tmp_path: Path) -> Iterator[SqliteLedger]:
     ledger = SqliteLedger.create(str(tmp_path / "ledger.db"))
     yield ledger
     ledger.close()
 
 
-def test_ends_and_claims_are_one_transaction(store: SqliteLedger) -> None:
+# -- what every ledger promises
+
+
+def test_ends_and_claims_are_one_transaction(store: Ledger) -> None:
     """
     The commit of one step and the claim of the next cost one flush.
     """
     store.record([], [claim("a")])
-    store.record([ending("a")], [claim("b")])
+    recorded = store.record([ending("a")], [claim("b")])
 
+    assert recorded == ([claim("b")], [])
     first, second = store.rows()
     assert (first.step, first.outcome, second.step, second.outcome) == ("a", "done", "b", None)
+    assert first.seq < second.seq
     assert store.output(first.seq) == b"result"
     assert store.log(first.seq) == b"log"
-    assert store.revision() == 3
+    assert store.output(second.seq) is None
 
 
-def test_a_step_is_done_once(store: SqliteLedger) -> None:
+def test_no_more_is_claimed_than_was_asked_for(store: Ledger) -> None:
+    """
+    Of the claims that are offered the first ones are taken.
+    """
+    recorded = store.record([], [claim("c"), claim("a"), claim("b")], 2)
+    assert [claim.step for claim in recorded.claims] == ["c", "a"]
+    assert store.record([], [claim("b")], 0).claims == []
+    assert sorted(row.step for row in store.rows()) == ["a", "c"]
+
+
+def test_a_step_may_end_and_begin_again_at_once(store: Ledger) -> None:
+    """
+    An attempt that failed and the claim of the next one go into the same call.
+    """
+    store.record([], [claim("a")])
+    recorded = store.record([ending("a", "failed")], [claim("a", 2), claim("b")], 2)
+    assert [(claim.step, claim.number) for claim in recorded.claims] == [("a", 2), ("b", 1)]
+    assert store.record([ending("a", number=2)], []).lost == []
+    last = store.last_closed("a")
+    assert last is not None
+    assert (last.number, last.outcome, last.key) == (2, "done", "")
+
+
+def test_the_revision_grows_with_every_claim_and_every_ending(store: Ledger) -> None:
+    """
+    A checkpoint that knows less than the ledger has a lower number.
+    """
+    seen = [store.revision()]
+    for endings, claims in (([], [claim("a")]), ([ending("a")], []), ([], [claim("b")]), ([ending("b")], [claim("c")])):
+        store.record(endings, claims)
+        seen.append(store.revision())
+    assert seen == sorted(set(seen))
+
+
+def test_facts_are_kept(store: Ledger) -> None:
+    """
+    The newest value of each, whatever it consists of.
+    """
+    store.note({"state": "running", "boot": "this"})
+    store.note({"state": "done ✓"})
+    assert (store.fact("state"), store.fact("boot"), store.fact("none")) == ("done ✓", "this", None)
+
+
+def test_whatever_a_step_says_can_be_stored(store: Ledger) -> None:
+    """
+    NUL and numbers beyond all measure: the ending is recorded, and the rest of it intact.
+    """
+    store.record([], [claim("a")])
+    odd = ending("a", "failed", output=bytes(range(256)))
+    odd = odd._replace(cause="said 'a\0b' ✓", progress=1e308, spend=float("inf"), status=-9)
+    assert store.record([odd], []).lost == []
+    (row,) = store.rows()
+    assert (row.outcome, row.progress, row.spend, row.status) == ("failed", 1e308, float("inf"), -9)
+    assert "✓" in row.cause
+    assert store.output(row.seq) == bytes(range(256))
+
+
+@pytest.mark.parametrize(("point", "survives"), [("ledger-written", False), ("ledger-committed", True)])
+def test_sigkill_around_the_commit(address: str, tmp_path: Path, point: str, survives: bool) -> None:
+    """
+    Case S9: before the commit the attempt is open; after it, it is done.  Never in between.
+    """
+    ledger = open_at(address, str(tmp_path))
+    ledger.enlist(STEPS)
+    ledger.close()
+    code = (
+        "import os, signal, sys; from worker import points\n"
+        "from tests.unit.test_ledger import claim, ending, open_at\n"
+        "ledger = open_at(*sys.argv[1:3])\n"
+        "ledger.record([], [claim('a')])\n"
+        "points.at = lambda p: p == sys.argv[3] and os.kill(os.getpid(), signal.SIGKILL)\n"
+        "ledger.record([ending('a')], [claim('b')])"
+    )
+    child = subprocess.run([sys.executable, "-c", code, address, str(tmp_path), point], check=False)
+    assert child.returncode == -signal.SIGKILL
+
+    again = open_at(address, str(tmp_path))
+    found = [(row.step, row.outcome) for row in again.rows()]
+    again.close()
+    assert found == ([("a", "done"), ("b", None)] if survives else [("a", None)])
+
+
+def test_a_checkpoint_gives_back_what_the_ledger_lacks(store: Ledger) -> None:
+    """
+    Attempts that are unknown are added, and a step that was done is done, also where its commit was lost.
+    """
+    store.record([], [claim("a"), claim("b")])
+    store.record([ending("b", "failed")], [])
+    a, b = store.rows()
+    known: list[tuple[Row, bytes | None]] = [(a, None), (b, None)]
+    news = [(closed(a), b"of a"), (closed(b, number=2), None), (b._replace(step="c"), b"kept")]
+
+    assert store.restore(known) == 0
+    assert store.restore(news + known) == 3
+    assert store.restore(news) == 0
+
+    found = {(row.step, row.number): row for row in store.rows()}
+    assert {key: row.outcome for key, row in found.items()} == {
+        ("a", 1): "done",
+        ("b", 1): "failed",
+        ("b", 2): "done",
+        ("c", 1): "failed",
+    }
+    assert store.output(found["a", 1].seq) == b"of a"
+    assert [claim.number for claim in store.record([], [claim("c", 2)]).claims] == [2]
+
+
+# -- SQLite
+
+
+def test_a_step_is_done_once(sqlite_store: SqliteLedger) -> None:
     """
     Promise 1, kept by the database itself: a second "done" is refused and nothing of it stays.
     """
+    store = sqlite_store
     store.record([], [claim("a")])
     store.record([ending("a")], [claim("a", number=2)])
     with pytest.raises(ValueError, match="refuses"):
@@ -59,45 +216,21 @@ def test_a_step_is_done_once(store: SqliteLedger) -> None:
     assert [row.outcome for row in store.rows()] == ["done", None]
 
 
-def test_an_ending_without_its_claim_is_refused(store: SqliteLedger) -> None:
+def test_an_ending_without_its_claim_is_refused(sqlite_store: SqliteLedger) -> None:
     """
     What was never claimed, or is closed already, cannot be closed.
     """
-    store.record([], [claim("a")])
-    store.record([ending("a")], [])
+    sqlite_store.record([], [claim("a")])
+    sqlite_store.record([ending("a")], [])
     with pytest.raises((ValueError, KeyError)):
-        store.record([ending("a")], [])
+        sqlite_store.record([ending("a")], [])
 
 
-@pytest.mark.parametrize(("point", "survives"), [("ledger-written", False), ("ledger-committed", True)])
-def test_sigkill_around_the_commit(tmp_path: Path, point: str, survives: bool) -> None:
-    """
-    Before the commit the attempt is open; after it, it is done.  Never in between.
-    """
-    path = str(tmp_path / "ledger.db")
-    ledger = SqliteLedger.create(path)
-    ledger.record([], [claim("a")])
-    ledger.close()
-    code = (
-        "import os, signal, sys; from worker import points; from worker.ledger.sqlite import SqliteLedger\n"
-        "from tests.unit.test_ledger import claim, ending\n"
-        "ledger = SqliteLedger.open(sys.argv[1])\n"
-        "points.at = lambda p: p == sys.argv[2] and os.kill(os.getpid(), signal.SIGKILL)\n"
-        "ledger.record([ending('a')], [claim('b')])"
-    )
-    child = subprocess.run([sys.executable, "-c", code, path, point], check=False)
-    assert child.returncode == -signal.SIGKILL
-
-    again = SqliteLedger.open(path)
-    found = [(row.step, row.outcome) for row in again.rows()]
-    again.close()
-    assert found == ([("a", "done"), ("b", None)] if survives else [("a", None)])
-
-
-def test_a_full_disk_changes_nothing_and_the_same_call_works_later(store: SqliteLedger) -> None:
+def test_a_full_disk_changes_nothing_and_the_same_call_works_later(sqlite_store: SqliteLedger) -> None:
     """
     Case S6: SQLITE_FULL is no end.  The database is really full: it may not grow by a page.
     """
+    store = sqlite_store
     store.record([], [claim("a")])
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")

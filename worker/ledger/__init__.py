@@ -8,12 +8,20 @@ else (how many failures count, what is waiting) is derived from the rows, so not
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from worker.ledger.effects import Effects
+
 DONE, FAILED, STALLED, INTERRUPTED = "done", "failed", "stalled", "interrupted"
 DEFERRED, AGAIN = "deferred", "again"  # the step said "not now", or "restart me fresh"
+UNKNOWN = "unknown"  # cut off, and nobody can tell whether its effect happened
+REDO = "redo"  # a person said that an attempt which was cut off had done nothing
 
 
 class StorageFull(Exception):
     """The disk took no more, or is failing; nothing was changed and the same call may work later."""
+
+
+class LedgerAway(StorageFull):
+    """The server cannot be reached; whether the call did anything is found out when it is made again."""
 
 
 class LedgerCorrupt(Exception):
@@ -21,13 +29,19 @@ class LedgerCorrupt(Exception):
 
 
 class Claim(NamedTuple):
-    """The start of an attempt; times are wall-clock seconds."""
+    """The start of an attempt; times are wall-clock seconds.
+
+    `key` is what its effect is known by outside, empty where that is RUN:STEP.  `harmless`: the step may be
+    begun again without being asked about, so that a claim which a power cut takes away is no loss.
+    """
 
     step: str
     number: int
     definition: str
     started: float
     boot: str
+    key: str = ""
+    harmless: bool = True
 
 
 class Ending(NamedTuple):
@@ -37,7 +51,8 @@ class Ending(NamedTuple):
     and `delay`, the wait for the next attempt, are seconds.  `progress` is the furthest the attempt
     got, `spend` what it said that it had spent, `detail` what it was doing when it was ended for a limit.
     `output` is the whole result when it is small; None when it lies in the file out/STEP.
-    `log` is what the step wrote to standard error, or the end of it.
+    `log` is what the step wrote to standard error, or the end of it.  `unsure`: it was cut off while its
+    effect may have happened.
     """
 
     step: str
@@ -57,10 +72,15 @@ class Ending(NamedTuple):
     output_size: int = 0
     log: bytes = b""
     log_size: int = 0
+    unsure: bool = False
 
 
 class Row(NamedTuple):
-    """One attempt as the ledger has it, without its output and log; `outcome` None: it was not closed."""
+    """One attempt as the ledger has it, without its output and log; `outcome` None: it was not closed.
+
+    `seq` grows from claim to claim, and is the token without which nothing is committed.  `worker` names the
+    worker that made the attempt where several share the ledger.
+    """
 
     seq: int
     step: str
@@ -81,20 +101,59 @@ class Row(NamedTuple):
     detail: str
     output_size: int
     log_size: int
+    unsure: bool = False
+    key: str = ""
+    worker: str = ""
+
+
+class Recorded(NamedTuple):
+    """What came of a `record`: the claims that are ours now, and the steps whose endings were refused."""
+
+    claims: list[Claim]
+    lost: list[str]
 
 
 class Ledger(Protocol):
-    """What the worker asks of a ledger."""
+    """What the worker asks of a ledger.  Every method may raise StorageFull or LedgerAway; then call again.
 
-    def record(self, endings: Sequence[Ending], claims: Sequence[Claim]) -> None:
-        """Close and open attempts in one durable transaction; all of it, or none.
+    `shared`: other workers may be at work on the same run.  Then a claim holds for a lease that `renew` extends,
+    by the clock of the database; one that has run out is taken over by whoever asks for `orphans` next.
+    """
 
-        Raises StorageFull.  A step that is done already is not done again: its ending is refused
-        with ValueError.
+    shared: bool
+    worker: str  # our name in `Row.worker`; empty where there are no others
+
+    @property
+    def effects(self) -> Effects: ...
+
+    def enlist(self, steps: Sequence[tuple[str, str]]) -> None:
+        """Let the ledger know the plan: ids and definitions in order.  Where it is shared, one plan for all.
+
+        Raises StateError if others are at work on another plan under this run's name.
+        """
+
+    def record(self, endings: Sequence[Ending], claims: Sequence[Claim], most: int | None = None) -> Recorded:
+        """Close attempts and open `claims`, up to `most` of them from the first on, in one durable transaction.
+
+        All of it, or none; calling it again after LedgerAway does nothing twice.  An ending whose claim is
+        no longer ours changes nothing and is named in `lost`.  A claim of a step that is done, that another
+        worker holds, or that has had another attempt meanwhile, is passed over.
+        """
+
+    def renew(self, steps: Sequence[str]) -> list[str]:
+        """Extend our claims of these steps; return the steps that are no longer ours."""
+
+    def orphans(self) -> list[Row]:
+        """Take over attempts whose lease has run out: from now on they are ours to close.  Return them."""
+
+    def news(self, idle: bool) -> list[Row]:
+        """Return what other workers have begun or ended since the last call; the same may come twice.
+
+        `idle`: we have nothing to do until there is more, so that others had better wake us.
         """
 
     def rows(self) -> Iterator[Row]:
-        """Yield every attempt, oldest first."""
+        """Yield every attempt, oldest first; one that is open stands where it was claimed."""
 
     def fact(self, name: str) -> str | None:
         """Return a fact about the run, such as its state, or None."""
@@ -118,3 +177,15 @@ class Ledger(Protocol):
         """Return a number that grows with every claim and every ending."""
 
     def close(self) -> None: ...
+
+
+class Server(Ledger, Protocol):
+    """A ledger behind a connection.  `replaced`: another process works under our name, and we get nothing more."""
+
+    replaced: bool
+
+    def fileno(self) -> int:
+        """Return the connection's descriptor, -1 while there is none."""
+
+    def notified(self) -> bool:
+        """Return whether another worker has waked us, or the connection is broken; never blocks."""

@@ -11,14 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from worker import files, points
 from worker.errors import StateError
-from worker.ledger import DONE, Claim, Ending, LedgerCorrupt, Row, StorageFull
+from worker.ledger import DONE, Claim, Ending, LedgerCorrupt, Recorded, Row
+from worker.ledger.effects import Effect
+from worker.ledger.sqlite.database import connect, errors, transaction
+from worker.ledger.sqlite.effects import SCHEMA as EFFECTS_SCHEMA
+from worker.ledger.sqlite.effects import SqliteEffects
 
-VERSION = 1
+VERSION = 2
 # Larger ledgers are read as they are: a look at every page would hold up the start for too long.
 _CHECKED_MAX = 512 * 1024 * 1024
 SUFFIXES = ("", "-wal", "-shm")  # the files of one database
-# Well below any WatchdogSec: waiting for another writer must not look like a hang.
-_BUSY_SECONDS = 5.0
 
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -43,28 +45,38 @@ CREATE TABLE attempts (
     output_size INTEGER NOT NULL DEFAULT 0,
     log_size INTEGER NOT NULL DEFAULT 0,
     output BLOB,
-    log BLOB
+    log BLOB,
+    unsure INTEGER NOT NULL DEFAULT 0,
+    key TEXT NOT NULL DEFAULT '',
+    worker TEXT NOT NULL DEFAULT ''
 );
 -- Done means done: the database itself refuses a second time.
 CREATE UNIQUE INDEX done ON attempts (step) WHERE outcome = 'done';
 """
+# From each older format to the next.
+_MIGRATIONS = {
+    1: f"""
+ALTER TABLE attempts ADD COLUMN unsure INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempts ADD COLUMN key TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempts ADD COLUMN worker TEXT NOT NULL DEFAULT '';
+{EFFECTS_SCHEMA}
+"""
+}
 
 _ROW = ", ".join(Row._fields)
 _ENDING = ", ".join(f"{name} = ?" for name in Ending._fields[2:])  # all but step and number
-
-_WAIT_AND_RETRY = {
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_CANTOPEN,
-}
+_CLAIM = "INSERT INTO attempts (seq, step, number, definition, started, boot, key) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
 class SqliteLedger:
-    """A ledger in the SQLite file at `path`."""
+    """A ledger in the SQLite file at `path`: of one worker, whose claims have no lease and are never lost."""
+
+    shared = False
+    worker = ""
 
     def __init__(self, path: str, connection: sqlite3.Connection) -> None:
         self.path = path
+        self.effects = SqliteEffects(connection)
         self._db = connection
         self._seq, self._ended = 0, 0
         self._open: dict[tuple[str, int], int] = {}
@@ -75,8 +87,9 @@ class SqliteLedger:
         path: str,
         rows: Sequence[tuple[Row, bytes | None]] = (),
         facts: Mapping[str, str] | None = None,
+        effects: Sequence[Effect] = (),
     ) -> "SqliteLedger":
-        """Make a new ledger that holds `rows` and `facts`.  The file has its final name only once it is complete.
+        """Make a new ledger that holds all this.  The file has its final name only once it is complete.
 
         Raises ValueError for rows that no ledger can hold, leaving no file.
         """
@@ -84,11 +97,12 @@ class SqliteLedger:
         for suffix in SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temp + suffix)
-        with _errors(), contextlib.closing(_connect(temp, "rwc")) as db:
+        with errors(), contextlib.closing(connect(temp, "rwc")) as db:
             db.execute("PRAGMA journal_mode = WAL")  # kept in the file: whoever opens it uses the log
-            db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+            db.executescript(f"BEGIN; {_SCHEMA} {EFFECTS_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
             fresh = cls(temp, db)
             fresh.restore(rows)
+            fresh.effects.restore(effects)
             fresh.note(dict(facts or {}))
         os.chmod(temp, 0o640)
         files.adopt(temp, path)
@@ -103,14 +117,16 @@ class SqliteLedger:
         """
         if not os.path.exists(path):
             raise FileNotFoundError(path)
-        with _errors():
-            db = _connect(path, "ro" if read_only else "rw")
+        with errors():
+            db = connect(path, "ro" if read_only else "rw")
             if read_only and not os.access(os.path.dirname(path), os.W_OK) and not os.path.exists(f"{path}-wal"):
                 db.close()
-                db = _connect(path, "ro&immutable=1")  # a read-only disk: nobody writes, and there can be no log
+                db = connect(path, "ro&immutable=1")  # a read-only disk: nobody writes, and there can be no log
             ledger = cls(path, db)
             try:
-                ledger._check(thorough=not read_only)  # before anything that writes: damage is set aside as it is
+                version = ledger._check(thorough=not read_only)  # before anything that writes: damage stays as it is
+                if version < VERSION:
+                    ledger._migrate(version, read_only)
                 if not read_only:
                     db.execute("PRAGMA synchronous = FULL")
                     ledger._load()
@@ -119,41 +135,53 @@ class SqliteLedger:
                 raise
         return ledger
 
-    def record(self, endings: Sequence[Ending], claims: Sequence[Claim]) -> None:
+    def record(self, endings: Sequence[Ending], claims: Sequence[Claim], most: int | None = None) -> Recorded:
+        claims = claims[:most]
         seq, opened = self._seq, {}
-        with self._transaction():
+        # A claim that is no loss needs no flush of its own; with an ending it has that one's.
+        with transaction(self._db, durable=bool(endings) or not all(claim.harmless for claim in claims)):
             for ending in endings:
                 self._close(ending)
             for claim in claims:
                 seq += 1
-                self._db.execute(
-                    "INSERT INTO attempts (seq, step, number, definition, started, boot) VALUES (?, ?, ?, ?, ?, ?)",
-                    (seq, *claim),
-                )
+                self._db.execute(_CLAIM, (seq, *claim[:6]))
                 opened[claim.step, claim.number] = seq
             points.at("ledger-written")
         for ending in endings:
             del self._open[ending.step, ending.number]
         self._open.update(opened)
         self._seq, self._ended = seq, self._ended + len(endings)
+        return Recorded(list(claims), [])
+
+    def renew(self, steps: Sequence[str]) -> list[str]:
+        return []
+
+    def orphans(self) -> list[Row]:
+        return []
+
+    def news(self, idle: bool) -> list[Row]:
+        return []
+
+    def enlist(self, steps: Sequence[tuple[str, str]]) -> None:
+        pass  # the list of the one worker is the plan
 
     def rows(self) -> Iterator[Row]:
-        with _errors():
+        with errors():
             cursor = self._db.execute(f"SELECT {_ROW} FROM attempts ORDER BY seq")
             cursor.row_factory = _row
             yield from cursor
 
     def fact(self, name: str) -> str | None:
-        with _errors():
+        with errors():
             found = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if found is None else str(found[0])
 
     def note(self, facts: dict[str, str]) -> None:
-        with self._transaction():
+        with transaction(self._db):
             self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
     def last_closed(self, step: str) -> Row | None:
-        with _errors():
+        with errors():
             cursor = self._db.execute(
                 f"SELECT {_ROW} FROM attempts WHERE step = ? AND outcome IS NOT NULL ORDER BY seq DESC LIMIT 1",
                 (step,),
@@ -163,12 +191,12 @@ class SqliteLedger:
         return found
 
     def output(self, seq: int) -> bytes | None:
-        with _errors():
+        with errors():
             found = self._db.execute("SELECT output FROM attempts WHERE seq = ?", (seq,)).fetchone()
         return None if found is None else found[0]
 
     def log(self, seq: int) -> bytes:
-        with _errors():
+        with errors():
             found = self._db.execute("SELECT log FROM attempts WHERE seq = ?", (seq,)).fetchone()
         return (found[0] or b"") if found else b""
 
@@ -182,7 +210,7 @@ class SqliteLedger:
         columns = ", ".join(Row._fields[1:])
         holes = ", ".join("?" * (len(Row._fields) - 1))
         added = 0
-        with self._transaction():
+        with transaction(self._db):
             for row, output in rows:
                 seq = known.get((row.step, row.number))
                 if row.step in done or not (seq is None or row.outcome == DONE):
@@ -191,12 +219,12 @@ class SqliteLedger:
                     self._db.execute("DELETE FROM attempts WHERE seq = ?", (seq,))
                 self._db.execute(f"INSERT INTO attempts ({columns}, output) VALUES ({holes}, ?)", (*row[1:], output))
                 added += 1
-        with _errors():
+        with errors():
             self._load()
         return added
 
     def revision(self) -> int:
-        return self._seq + self._ended
+        return self._seq + self._ended + self.effects.revision()
 
     def close(self) -> None:
         self._db.close()
@@ -209,19 +237,21 @@ class SqliteLedger:
         if cursor.rowcount != 1:
             raise ValueError(f"{ending.step}: attempt {ending.number} is not open; its ending is refused")
 
-    def _check(self, thorough: bool) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+    def _check(self, thorough: bool) -> int:
+        """Return the format; raise LedgerCorrupt if it is none, StateError if it is a newer one."""
+        version: int = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:
             raise StateError(
                 f"{self.path}: written by a newer version of the agent (format {version}, this one knows "
                 f"{VERSION}); install that version again, or use another state folder"
             )
-        if version < VERSION:
+        if version < 1:
             raise LedgerCorrupt("not a ledger (no format number)")
         if thorough and os.path.getsize(self.path) <= _CHECKED_MAX:
             verdict = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if verdict != "ok":
                 raise LedgerCorrupt(str(verdict))
+        return version
 
     def _load(self) -> None:
         self._seq, self._ended = self._db.execute(
@@ -232,44 +262,25 @@ class SqliteLedger:
             for step, number, seq in self._db.execute("SELECT step, number, seq FROM attempts WHERE outcome IS NULL")
         }
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """One durable transaction.  IMMEDIATE: a second writer waits here, not in the middle."""
-        with _errors():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-        points.at("ledger-committed")
+    def _migrate(self, version: int, read_only: bool) -> None:
+        """Bring an older format up to date, in one transaction, with a copy of it as it was beside it."""
+        if read_only:
+            raise StateError(f"{self.path}: of an older version of the agent", "start the agent, which converts it")
+        _keep_copy(self._db, f"{self.path}.format-{version}")
+        steps = "".join(_MIGRATIONS[older] for older in range(version, VERSION))
+        self._db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {VERSION}; COMMIT;")
 
 
 def _row(_cursor: sqlite3.Cursor, values: tuple[object, ...]) -> Row:
     return Row._make(values)
 
 
-def _connect(path: str, mode: str) -> sqlite3.Connection:
-    """`mode` is that of sqlite.org/uri.html: ro, rw or rwc."""
-    name = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    return sqlite3.connect(f"file:{name}?mode={mode}", uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
-
-
-@contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """Tell a full or failing disk (wait and try again) from a file that is no ledger."""
-    try:
-        yield
-    except sqlite3.DatabaseError as exc:
-        code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code
-        if code in _WAIT_AND_RETRY:
-            raise StorageFull(str(exc)) from exc
-        if code == sqlite3.SQLITE_READONLY:
-            raise StateError(f"the ledger can no longer be written: {exc}; remount the disk, start again") from exc
-        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise LedgerCorrupt(str(exc)) from exc
-        if code == sqlite3.SQLITE_CONSTRAINT:
-            raise ValueError(f"the ledger refuses this: {exc}") from exc
-        raise
+def _keep_copy(db: sqlite3.Connection, path: str) -> None:
+    """Write a copy of the database by SQLite's own backup; it has its name only once it is whole."""
+    temp = f"{path}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temp)
+    with contextlib.closing(connect(temp, "rwc")) as copy:
+        db.backup(copy)
+    os.chmod(temp, 0o640)
+    files.adopt(temp, path)

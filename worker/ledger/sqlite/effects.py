@@ -1,0 +1,170 @@
+"""Effects in SQLite.  Several processes may use one file: a claim is theirs as long as they live.
+
+There is no lease: whoever claims is a process of this machine, known by boot, pid and start time, and when it is
+gone so is its claim.  No clock can take it away.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+
+from worker import clock
+from worker.ledger.effects import (
+    CLAIMED,
+    COMMITTED,
+    CONFLICT,
+    GRANTED,
+    HELD,
+    TAKEN_OVER,
+    UNKNOWN,
+    Answer,
+    Effect,
+)
+from worker.ledger.sqlite.database import errors, transaction
+
+SCHEMA = """
+CREATE TABLE effects (
+    key TEXT PRIMARY KEY,
+    parameters TEXT NOT NULL,
+    state TEXT NOT NULL,
+    step TEXT NOT NULL,
+    token INTEGER NOT NULL,
+    worker TEXT NOT NULL,
+    at REAL NOT NULL,
+    result BLOB,
+    size INTEGER NOT NULL DEFAULT 0
+);
+-- The newest token, and how often anything was changed.
+CREATE TABLE effect_counts (token INTEGER NOT NULL, changes INTEGER NOT NULL);
+INSERT INTO effect_counts VALUES (0, 0);
+"""
+_COLUMNS = ", ".join(Effect._fields)
+_HOLES = ", ".join("?" * len(Effect._fields))
+
+
+class SqliteEffects:
+    """The effects in a ledger's database; see worker.ledger.effects.Effects."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._me = _process(os.getpid()) or "?"
+
+    def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool) -> Answer:
+        with transaction(self._db):
+            found = self._find(key)
+            if found is not None:
+                verdict = self._verdict(found, parameters)
+                if verdict not in (None, UNKNOWN) or (verdict == UNKNOWN and not take_over):
+                    return Answer(str(verdict), found)
+                if not take_over:
+                    return Answer(UNKNOWN, self._put(found._replace(state=UNKNOWN, worker="", at=clock.wall())))
+            token = self._next("token")
+            mine = self._put(Effect(key, parameters, CLAIMED, step, token, self._me, clock.wall()))
+        return Answer(GRANTED if found is None else TAKEN_OVER, mine)
+
+    def renew(self, key: str, token: int, lease: float) -> bool:
+        with errors():
+            return self._mine(key, token) is not None
+
+    def commit(self, key: str, token: int, result: bytes | None, size: int) -> bool:
+        with transaction(self._db):
+            found = self._find(key)
+            if found is None or found.token != token:
+                return False
+            if found.state != COMMITTED:  # also one that was given up: whoever has its token knows
+                self._put(found._replace(state=COMMITTED, worker="", at=clock.wall(), result=result, size=size))
+        return True
+
+    def release(self, key: str, token: int) -> bool:
+        with transaction(self._db):
+            if self._mine(key, token) is None:
+                return False
+            self._forget(key)
+        return True
+
+    def abandon(self, key: str, token: int) -> bool:
+        with transaction(self._db):
+            mine = self._mine(key, token)
+            if mine is None:
+                return False
+            self._put(mine._replace(worker="", at=clock.wall()))
+        return True
+
+    def settle(self, key: str, result: bytes | None) -> Effect | None:
+        with transaction(self._db):
+            found = self._find(key)
+            if found is None or found.state != UNKNOWN:
+                return None
+            if result is None:
+                self._forget(key)
+            else:
+                self._put(found._replace(state=COMMITTED, at=clock.wall(), result=result, size=len(result)))
+        return found
+
+    def all(self) -> Iterator[Effect]:
+        with errors():
+            for values in self._db.execute(f"SELECT {_COLUMNS} FROM effects ORDER BY key"):
+                yield Effect._make(values)
+
+    def restore(self, effects: Iterable[Effect]) -> int:
+        added = 0
+        with transaction(self._db):
+            for effect in effects:
+                found = self._find(effect.key)
+                if found is None or (found.state != COMMITTED and effect.state == COMMITTED):
+                    self._put(effect._replace(token=self._next("token"), worker=""))
+                    added += 1
+        return added
+
+    def revision(self) -> int:
+        """Return a number that grows with every change."""
+        with errors():
+            changes: int = self._db.execute("SELECT changes FROM effect_counts").fetchone()[0]
+        return changes
+
+    def _verdict(self, found: Effect, parameters: str) -> str | None:
+        """Return why `found` cannot be claimed, or None for a claim whose holder is gone."""
+        if found.parameters != parameters:
+            return CONFLICT
+        if found.state != CLAIMED:
+            return found.state
+        return HELD if _lives(found.worker) else None
+
+    def _find(self, key: str) -> Effect | None:
+        values = self._db.execute(f"SELECT {_COLUMNS} FROM effects WHERE key = ?", (key,)).fetchone()
+        return None if values is None else Effect._make(values)
+
+    def _mine(self, key: str, token: int) -> Effect | None:
+        found = self._find(key)
+        return found if found is not None and found.state == CLAIMED and found.token == token else None
+
+    def _put(self, effect: Effect) -> Effect:
+        self._next("changes")
+        self._db.execute(f"INSERT OR REPLACE INTO effects ({_COLUMNS}) VALUES ({_HOLES})", effect)
+        return effect
+
+    def _forget(self, key: str) -> None:
+        self._next("changes")
+        self._db.execute("DELETE FROM effects WHERE key = ?", (key,))
+
+    def _next(self, counter: str) -> int:
+        """Count one up; the column of effect_counts is not a user's word."""
+        found = self._db.execute(f"UPDATE effect_counts SET {counter} = {counter} + 1 RETURNING {counter}")
+        value: int = found.fetchone()[0]
+        return value
+
+
+def _process(pid: int) -> str | None:
+    """Return what tells this process from every other, past and future, of this machine; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(") ")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else f"{clock.boot_id()} {pid} {fields[19]}"  # its start, proc(5) field 22
+
+
+def _lives(process: str) -> bool:
+    boot, _, rest = process.partition(" ")
+    pid = rest.partition(" ")[0]
+    return boot == clock.boot_id() and pid.isdecimal() and _process(int(pid)) == process
