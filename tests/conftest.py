@@ -1,10 +1,12 @@
 """Fixtures that every kind of test may use."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests import postgres
 from tests.support import Worker
 from tests.surroundings import Surroundings
 
@@ -33,3 +35,18 @@ def around(tmp_path: Path) -> Iterator[Surroundings]:
     made = Surroundings(tmp_path)
     yield made
     made.listener.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[postgres.Server]:
+    """A PostgreSQL server; without one the test is skipped, or fails with AGENT_REQUIRE_SYSTEM=1 (as in CI)."""
+    reason = postgres.why_not()
+    if reason and os.environ.get("AGENT_REQUIRE_SYSTEM") == "1":
+        pytest.fail(reason, pytrace=False)
+    if reason:
+        pytest.skip(reason)
+    made = postgres.Server()
+    try:
+        yield made.start()
+    finally:
+        made.remove()

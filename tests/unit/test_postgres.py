@@ -1,0 +1,373 @@
+"""The ledger in PostgreSQL: claims among several workers, their leases, and what they hear of each other.
+
+A real server; lives of workers are connections of this process, or processes where it matters.
+"""
+
+import multiprocessing
+import select
+import time
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.postgres import Server
+from tests.unit.test_ledger import claim, closed, ending
+from worker import clock
+from worker.ledger import Claim, Recorded, Row
+from worker.ledger.effects import HELD, TAKEN_OVER, UNKNOWN
+
+pytest.importorskip("psycopg")
+from tests.members import LEASE, PATIENCE, SHORT, Join, again, expire, join, outcomes, run, until
+from worker.ledger.postgres import Member, PostgresLedger, link
+
+__all__ = ["join", "run"]  # fixtures
+
+# -- claims among workers
+
+
+def test_a_step_is_one_workers_at_a_time(join: Join) -> None:
+    """
+    A claim that another worker holds, or that has had another attempt, is passed over; the next one will do.
+    """
+    one, two = join("one"), join("two")
+    assert one.record([], [claim("a"), claim("b")], 1).claims == [claim("a")]
+    assert two.record([], [claim("a"), claim("b")], 1).claims == [claim("b")]
+    one.record([ending("a", "failed")], [], 0)
+    assert two.record([], [claim("a")], 1).claims == []
+    assert two.record([], [claim("a", 2)], 1).claims == [claim("a", 2)]
+    assert {row.step: row.worker for row in one.rows() if not row.outcome} == {"a": "two", "b": "two"}
+
+
+def test_done_means_done(join: Join, server: Server, run: str) -> None:
+    """
+    Promise 1: a step that is done is claimed by nobody, and the database itself refuses a second "done".
+    """
+    one, two = join("one"), join("two")
+    one.record([], [claim("a")], 1)
+    one.record([ending("a")], [], 0)
+    assert two.record([], [claim("a", 2)], 1).claims == []
+    server.execute("UPDATE agent.steps SET state = 'open' WHERE run = %s", (run,))  # whatever else goes wrong
+    two.record([], [claim("a", 2)], 1)
+    with pytest.raises(ValueError, match="refuses"):
+        two.record([ending("a", number=2)], [claim("b")], 1)
+    assert outcomes(two) == [("a", 1, "done"), ("a", 2, None)]
+
+
+def test_what_was_never_claimed_is_lost(join: Join) -> None:
+    """
+    An ending without a claim of ours changes nothing and is named; one that is recorded already is not lost.
+    """
+    one, two = join("one"), join("two")
+    one.record([], [claim("a")], 1)
+    assert two.record([ending("a")], [claim("b")], 1) == Recorded([claim("b")], ["a"])
+    assert one.record([ending("a"), ending("c")], [], 0).lost == ["c"]
+    assert one.record([ending("a")], [], 0).lost == []
+    assert outcomes(one) == [("a", 1, "done"), ("b", 1, None)]
+
+
+def work(dsn: str, run: str, worker: int, steps: list[str]) -> list[str]:
+    """Claim steps, a handful at a time, until there is none left; return ours.  In a process of its own."""
+    ledger = PostgresLedger.join(dsn, run, Member(f"worker-{worker}", "life", "host", worker, "1"), LEASE, 10.0)
+    ledger.enlist([(step, "x") for step in steps])
+    mine: list[str] = []
+    hand: list[Claim] = []
+    left = [claim(step) for step in steps]
+    while left or hand:
+        recorded = ledger.record([ending(c.step) for c in hand], left[:40], 10)
+        assert not recorded.lost
+        mine += [c.step for c in hand]
+        hand = recorded.claims
+        # What stands before the last one that we were given is another worker's.
+        left = left[left.index(hand[-1]) + 1 if len(hand) == 10 else 40 :]
+    ledger.close()
+    return mine
+
+
+def test_eight_processes_share_eight_thousand_steps(server: Server, run: str) -> None:
+    """
+    Case S2: every step is done once, by one of them, and no call fails.
+    """
+    steps = [f"step-{number}" for number in range(8000)]
+    with ProcessPoolExecutor(8, multiprocessing.get_context("fork")) as pool:
+        jobs = [pool.submit(work, server.dsn(), run, worker, steps) for worker in range(8)]
+        shares = [job.result() for job in jobs]
+
+    assert sorted(step for share in shares for step in share) == sorted(steps)
+    query = "SELECT outcome, count(*), count(DISTINCT step) FROM agent.attempts WHERE run = %s GROUP BY outcome"
+    assert server.execute(query, (run,)) == [("done", 8000, 8000)]
+
+
+# -- leases
+
+
+def test_a_claim_whose_lease_has_run_out_is_taken_over(join: Join) -> None:
+    """
+    Case S8: its holder commits nothing any more, and learns of it; a claim that is renewed is left alone.
+    """
+    one, two = join("one", SHORT), join("two")
+    one.record([], [claim("a"), claim("b")], 2)
+    (old,) = [row for row in one.rows() if row.step == "a"]
+
+    def look() -> list[Row]:
+        assert one.renew(["b"]) == []
+        return two.orphans()
+
+    found = until(look)
+
+    assert [(row.step, row.number, row.outcome, row.worker) for row in found] == [("a", 1, None, "one")]
+    assert found[0].seq > old.seq
+    assert two.orphans() == []
+    assert one.renew(["a", "b"]) == ["a"]
+    assert one.record([ending("a", output=b"late")], [], 0).lost == ["a"]
+    assert two.record([ending("a", "interrupted")], [], 0).lost == []
+    assert one.record([ending("a", output=b"late")], [], 0).lost == ["a"]
+    (row,) = [row for row in two.rows() if row.step == "a"]
+    assert (row.outcome, row.worker, row.seq) == ("interrupted", "one", found[0].seq)
+
+
+def test_after_an_outage_nobody_is_taken_for_dead_before_he_could_say_a_word(join: Join, server: Server) -> None:
+    """
+    While the server was away no claim could be renewed: whoever is back first leaves the others' steps, and the
+    effects in them, to them for one lease.
+    """
+    one, two = join("one", SHORT, calm=SHORT), join("two", SHORT, calm=SHORT)
+    one.record([], [claim("a"), claim("b")], 2)
+    held = one.effects.claim("mail", "p", "a", SHORT, True).effect
+    server.restart()
+    server.execute("SELECT pg_sleep(%s)", (2 * SHORT,))
+    assert again(two.orphans) == []
+    assert two.effects.claim("mail", "p", "a", SHORT, True).verdict == HELD
+    assert again(lambda: one.renew(["a"])) == []
+    assert one.effects.renew("mail", held.token, SHORT)
+
+    def look() -> list[Row]:
+        assert one.renew(["a"]) == []
+        return two.orphans()
+
+    assert [row.step for row in until(look)] == ["b"]
+    until(lambda: two.effects.claim("mail", "p", "a", SHORT, True).verdict == TAKEN_OVER)
+
+
+def test_a_lease_that_ran_out_unnoticed_holds(join: Join, server: Server, run: str) -> None:
+    """
+    A machine that was frozen goes on with its step if nobody has taken it.
+    """
+    one = join("one")
+    one.record([], [claim("a"), claim("b")], 2)
+    expire(server, run)
+    assert one.orphans() == [], "what we hold is no orphan"
+    assert one.renew(["a"]) == []
+    assert [row.step for row in join("two").orphans()] == ["b"]
+
+
+def test_the_next_life_of_a_worker_takes_over_at_once(join: Join) -> None:
+    """
+    It need not wait for its own lease, and a zombie of the former life commits nothing and claims nothing.
+    """
+    zombie = join("one")
+    zombie.record([], [claim("a"), claim("b")], 2)
+    token = zombie.effects.claim("k", "p", "a", LEASE, True).effect.token
+    zombie.note({"boot": "this", "state": "running"})
+
+    one = join("one")
+
+    assert [(row.step, row.worker) for row in one.rows()] == [("a", "one"), ("b", "one")]
+    assert one.orphans() == []
+    assert not zombie.replaced
+    assert sorted(zombie.renew(["a", "b"])) == ["a", "b"]
+    assert zombie.replaced
+    assert zombie.record([ending("a")], [claim("c")], 1) == Recorded([], ["a"])
+    assert zombie.orphans() == []
+    assert not zombie.effects.commit("k", token, b"late", 4)
+    assert zombie.effects.claim("new", "p", "a", LEASE, True).verdict == HELD
+    assert one.record([ending("a", "interrupted"), ending("b", "interrupted")], [], 0).lost == []
+    assert one.effects.claim("k", "p", "a", LEASE, True).verdict == TAKEN_OVER
+    assert (one.fact("boot"), join("two").fact("boot"), join("three").fact("state")) == ("this", None, "running")
+
+
+def test_a_step_that_outlives_its_worker_commits_its_effect(join: Join) -> None:
+    """
+    The next life of the worker passes the commit on: the claim is still this worker's.
+    """
+    token = join("one").effects.claim("k", "p", "a", LEASE, True).effect.token
+    one = join("one")
+    assert one.effects.renew("k", token, LEASE)
+    assert one.effects.claim("k", "p", "b", LEASE, True).verdict == HELD
+    assert one.effects.commit("k", token, b"r", 1)
+
+
+def test_what_an_orphans_heir_leaves_is_still_its_makers(join: Join) -> None:
+    """
+    One dies; two takes its step over and dies before closing it; the next life of two is told whose it was.
+    """
+    join("one", SHORT).record([], [claim("a")], 1)
+    until(join("two").orphans)
+    two = join("two")
+    (row,) = two.rows()
+    assert (row.worker, row.outcome) == ("one", None)
+    assert [row.worker for row in two.orphans()] == ["one"]
+    assert two.record([ending("a", "interrupted")], [], 0).lost == []
+
+
+def test_an_effect_of_a_worker_that_is_gone(join: Join) -> None:
+    """
+    Held while its lease lasts; then taken over, or unknown where that would be guessing.
+    """
+    one, two = join("one"), join("two")
+    tokens = {key: one.effects.claim(key, "p", "a", SHORT, True).effect.token for key in ("k", "l")}
+    assert two.effects.claim("k", "p", "b", LEASE, True).verdict == HELD
+    until(lambda: two.effects.claim("k", "p", "b", LEASE, True).verdict == TAKEN_OVER)
+    assert until(lambda: two.effects.claim("l", "p", "b", LEASE, False).verdict == UNKNOWN)
+    assert not one.effects.renew("k", tokens["k"], LEASE)
+    assert not one.effects.commit("k", tokens["k"], b"late", 4)
+    assert one.effects.commit("l", tokens["l"], b"r", 1), "it was alive, and knows"
+
+
+@pytest.mark.parametrize("hours", [-1, 6])
+def test_our_clock_decides_nothing(join: Join, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    """
+    Case D7: workers whose clocks are hours off hold and lose their claims like any other.
+    """
+    one, two, late = join("one"), join("two"), join("late", SHORT)
+    wall = time.time
+    monkeypatch.setattr(clock, "wall", lambda: wall() + hours * 3600)
+    monkeypatch.setattr(time, "time", clock.wall)
+    one.record([], [claim("a")._replace(started=clock.wall())], 1)
+    late.record([], [claim("b")], 1)
+    one.effects.claim("k", "p", "a", LEASE, True)
+    late.effects.claim("l", "p", "b", SHORT, True)
+
+    assert {row.step for row in until(two.orphans)} == {"b"}
+    assert until(lambda: two.effects.claim("l", "p", "b", LEASE, True).verdict == TAKEN_OVER)
+    assert two.effects.claim("k", "p", "b", LEASE, True).verdict == HELD
+    assert one.renew(["a"]) == []
+
+
+# -- news
+
+
+def test_news_of_the_others(join: Join) -> None:
+    """
+    What others begin and end, each once; nothing of our own.
+    """
+    one, two = join("one"), join("two")
+    one.record([], [claim("a")], 1)
+    two.record([], [claim("b")], 1)
+    assert [(row.step, row.outcome, row.worker) for row in two.news(False)] == [("a", None, "one")]
+    assert two.news(False) == []
+    one.record([ending("a", "failed")], [claim("a", 2)], 1)
+    assert [(row.step, row.number, row.outcome) for row in two.news(False)] == [("a", 1, "failed"), ("a", 2, None)]
+    assert two.news(False) == []
+
+
+def test_news_are_not_told_twice_when_time_passes(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    What is settled is not read again, and nothing between two calls is missed.
+    """
+    one, two = join("one"), join("two")
+    now = clock.monotonic()
+    told = []
+    for number in range(1, 12):
+        one.record([ending("a", "failed", number - 1)] if number > 1 else [], [claim("a", number)], 1)
+        now += 1.0
+        monkeypatch.setattr(clock, "monotonic", lambda: now)  # noqa: B023
+        told += [(row.number, row.outcome) for row in two.news(False)]
+        monkeypatch.undo()
+    assert told == [(1, None)] + [(n + i, o) for n in range(1, 11) for i, o in ((0, "failed"), (1, None))]
+    assert len(two._told) < 10
+
+
+def test_news_that_is_committed_late(join: Join) -> None:
+    """
+    Numbers are not committed in the order in which they were drawn; what was drawn first is not passed over.
+    """
+    one, two, three = join("one"), join("two"), join("three")
+    connection = one._link._connection
+    assert connection is not None
+    connection.execute("BEGIN")
+    one.record([], [claim("a")], 1)
+    three.record([], [claim("b")], 1)
+    assert [row.step for row in two.news(False)] == ["b"]
+    assert two.news(False) == []
+    connection.execute("COMMIT")
+    assert [row.step for row in two.news(False)] == ["a"]
+
+
+def test_an_idle_worker_is_waked(join: Join) -> None:
+    """
+    By the end of another worker's step or effect, once until it looks; who is busy is left alone, and nobody wakes
+    himself.
+    """
+    one, two = join("one"), join("two")
+    one.record([], [claim("a"), claim("b")], 2)
+    token = one.effects.claim("k", "p", "a", LEASE, True).effect.token
+    two.news(False)
+    one.record([ending("a")], [], 0)
+    assert not two.notified()
+    for end in (lambda: one.record([ending("b")], [claim("c")], 1), lambda: one.effects.commit("k", token, b"", 0)):
+        two.news(True)
+        one.news(True)
+        end()
+        assert select.select([two.fileno()], [], [], PATIENCE)[0]
+        assert two.notified()
+        assert not one.notified()
+    one.record([ending("c", "failed")], [], 0)
+    two.renew([])  # whatever was sent has arrived with the answer
+    assert not two.notified()
+    two.news(True)
+    one.record([], [claim("c", 2)], 1)
+    one.record([ending("c", number=2)], [], 0)
+    two.renew([])
+    assert two.notified()
+
+
+def test_a_server_that_cannot_wake_us_will_do(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Other databases speak the same language but for LISTEN.
+    """
+    import psycopg
+
+    execute = link.Connection.execute
+
+    def without_listen(self: link.Connection, query: str, *values: Any, **options: Any) -> object:
+        if "LISTEN" in query or "pg_notify" in query:
+            raise psycopg.errors.FeatureNotSupported("LISTEN is not supported")
+        return execute(self, query, *values, **options)
+
+    monkeypatch.setattr(link.Connection, "execute", without_listen)
+    one, two = join("one"), join("two")
+    two.news(True)
+    one.record([], [claim("a")], 1)
+    one.record([ending("a")], [], 0)
+    assert [row.outcome for row in two.news(True)] == ["done"]
+    assert not two.notified()
+
+
+# -- what comes from elsewhere
+
+
+def test_a_checkpoint_that_knows_more_ends_the_work_of_others(join: Join) -> None:
+    """
+    A step that is done by one worker's checkpoint is done; whoever is at it has lost its claim.
+    """
+    one, two = join("one"), join("two")
+    one.record([], [claim("a"), claim("b")], 2)
+    a, b = one.rows()
+    assert two.restore([(closed(a), b"r"), (b._replace(outcome="failed"), None)]) == 1
+    assert one.renew(["a", "b"]) == ["a"]
+    assert one.record([ending("a"), ending("b")], [], 0).lost == ["a"]
+    assert outcomes(two) == [("a", 1, "done"), ("b", 1, "done")]
+
+
+def test_an_open_attempt_of_a_checkpoint_is_an_orphan(join: Join) -> None:
+    """
+    Nobody knows its worker: whoever looks next closes it.
+    """
+    one = join("one")
+    one.record([], [claim("a")], 1)
+    (row,) = one.rows()
+    one.record([ending("a", "failed")], [], 0)
+    assert one.restore([(row._replace(number=2, worker="elsewhere"), None)]) == 1
+    assert [(row.number, row.worker) for row in one.orphans()] == [(2, "elsewhere")]
+    assert one.record([ending("a", "interrupted", 2)], [claim("a", 3)], 1).lost == []

@@ -1,0 +1,205 @@
+"""A ledger on a server, used from the worker's loop without ever blocking it.
+
+Calls are made by one thread, one after the other, while the loop goes on: it hears its steps, enforces their
+limits and pings systemd for as long as they are well.  The thread knows nothing of steps and pings nobody.
+"""
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from worker import clock
+from worker.events import Events
+from worker.ledger import Claim, Ending, LedgerAway, Recorded, Row, Server
+from worker.ledger.effects import Answer, Effect
+
+# A server that gives no answer for so long is taken for dead, whatever its connection looks like; the ledger itself
+# notices earlier.  A call that moves many rows may take longer.
+_PATIENCE, _LONG = 20.0, 120.0
+
+T = TypeVar("T")
+
+
+class Caller:
+    """The thread, and the way to it."""
+
+    def __init__(self, store: Server, events: Events, wait: Callable[[float], None]) -> None:
+        """`wait` handles the loop's events until a time on the monotonic clock, or returns earlier."""
+        self._store = store
+        self._events = events
+        self._wait = wait
+        self._watched = -1
+        self._busy = False
+        self._ended = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        events.watch(self._ended, lambda: os.eventfd_read(self._ended))
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
+        self._thread.start()
+        self.woken = False  # another worker has something to tell
+
+    def call(self, action: Callable[[], T], patience: float = _PATIENCE) -> T:
+        """Return `action()`, made in the thread.  Raises what it raises, and LedgerAway if it takes too long."""
+        gives_up = clock.monotonic() + patience
+        self._listen(False)
+        while self._busy:  # one that was given up is still on its way
+            self._pause(gives_up)
+        answer: list[T] = []
+        fault: list[Exception] = []
+
+        def job() -> None:
+            try:
+                answer.append(action())
+            except Exception as exc:
+                fault.append(exc)
+            self._busy = False
+            os.eventfd_write(self._ended, 1)
+
+        self._busy = True
+        self._jobs.put(job)
+        while self._busy:
+            self._pause(gives_up)
+        self._listen(True)
+        if fault:
+            raise fault[0]
+        return answer[0]
+
+    def close(self) -> None:
+        """End the thread, if it is not in the middle of a call that hangs; then the process's end ends it."""
+        self._listen(False)
+        self._jobs.put(None)
+        self._thread.join(1.0)
+        self._events.forget(self._ended)
+
+    def _pause(self, gives_up: float) -> None:
+        if clock.monotonic() >= gives_up:
+            _hang_up(self._store.fileno())
+            raise LedgerAway("the server does not answer")
+        self._wait(gives_up)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _listen(self, on: bool) -> None:
+        """Watch the connection for what the server says by itself, but not while an answer is due there."""
+        if self._watched >= 0:
+            self._events.forget(self._watched)
+        self._watched = self._store.fileno() if on else -1
+        if self._watched >= 0:
+            self._events.watch(self._watched, self._hear)
+
+    def _hear(self) -> None:
+        self.woken = self._store.notified() or self.woken
+        if self._store.fileno() != self._watched:
+            self._listen(True)
+
+
+def _hang_up(connection: int) -> None:
+    """Break a connection in which the thread may be waiting."""
+    if connection >= 0:
+        try:
+            with socket.socket(fileno=os.dup(connection)) as broken:
+                broken.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is broken already
+
+
+class RemoteEffects:
+    """The effects of a ledger on a server; see worker.ledger.effects.Effects."""
+
+    def __init__(self, store: Server, call: Caller) -> None:
+        self._effects = store.effects
+        self._call = call.call
+
+    def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool) -> Answer:
+        return self._call(lambda: self._effects.claim(key, parameters, step, lease, take_over))
+
+    def renew(self, key: str, token: int, lease: float) -> bool:
+        return self._call(lambda: self._effects.renew(key, token, lease))
+
+    def commit(self, key: str, token: int, result: bytes | None, size: int) -> bool:
+        return self._call(lambda: self._effects.commit(key, token, result, size))
+
+    def release(self, key: str, token: int) -> bool:
+        return self._call(lambda: self._effects.release(key, token))
+
+    def abandon(self, key: str, token: int) -> bool:
+        return self._call(lambda: self._effects.abandon(key, token))
+
+    def settle(self, key: str, result: bytes | None) -> Effect | None:
+        return self._call(lambda: self._effects.settle(key, result))
+
+    def all(self) -> Iterator[Effect]:
+        yield from self._call(lambda: list(self._effects.all()))
+
+    def restore(self, effects: Iterable[Effect]) -> int:
+        return self._call(lambda: self._effects.restore(effects))
+
+
+class RemoteLedger:
+    """A ledger on a server; see worker.ledger.Ledger."""
+
+    shared = True
+
+    def __init__(self, store: Server, events: Events, wait: Callable[[float], None]) -> None:
+        self.worker = store.worker
+        self._store = store
+        self._caller = Caller(store, events, wait)
+        self._call = self._caller.call
+        self.effects = RemoteEffects(store, self._caller)
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another process works under our name, so that nothing is granted to us any more."""
+        return self._store.replaced
+
+    def woken(self) -> bool:
+        """Return whether another worker has waked us since the last time this was asked."""
+        woken, self._caller.woken = self._caller.woken, False
+        return woken
+
+    def enlist(self, steps: Sequence[tuple[str, str]]) -> None:
+        self._caller.call(lambda: self._store.enlist(steps), _LONG)
+
+    def record(self, endings: Sequence[Ending], claims: Sequence[Claim], most: int | None = None) -> Recorded:
+        return self._call(lambda: self._store.record(endings, claims, most))
+
+    def renew(self, steps: Sequence[str]) -> list[str]:
+        return self._call(lambda: self._store.renew(steps))
+
+    def orphans(self) -> list[Row]:
+        return self._call(self._store.orphans)
+
+    def news(self, idle: bool) -> list[Row]:
+        return self._call(lambda: self._store.news(idle))
+
+    def rows(self) -> Iterator[Row]:
+        yield from self._caller.call(lambda: list(self._store.rows()), _LONG)
+
+    def fact(self, name: str) -> str | None:
+        return self._call(lambda: self._store.fact(name))
+
+    def note(self, facts: dict[str, str]) -> None:
+        self._call(lambda: self._store.note(facts))
+
+    def last_closed(self, step: str) -> Row | None:
+        return self._call(lambda: self._store.last_closed(step))
+
+    def output(self, seq: int) -> bytes | None:
+        return self._call(lambda: self._store.output(seq))
+
+    def log(self, seq: int) -> bytes:
+        return self._call(lambda: self._store.log(seq))
+
+    def restore(self, rows: Iterable[tuple[Row, bytes | None]]) -> int:
+        return self._caller.call(lambda: self._store.restore(rows), _LONG)
+
+    def revision(self) -> int:
+        return self._call(self._store.revision)
+
+    def close(self) -> None:
+        """End the thread; the ledger itself stays open for whoever opened it."""
+        self._caller.close()
