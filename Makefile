@@ -52,7 +52,8 @@ clean: ## remove what the other targets made
 	@./install.sh venv .venv --dev
 	@touch $@ .venv/.runtime
 
-# The service needs the first section; the second builds what has no wheel, the third is for `http:` steps.
+# The service needs the first section; the second builds what has no wheel, the third is for `http:` steps, the
+# fourth for a ledger on a server.
 COMPILE = uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --no-emit-index-url
 lock: ## write requirements.lock anew (needs uv)
 	@tmp=$$(mktemp -d) && trap 'rm -rf "$$tmp"' EXIT && set -e; \
@@ -60,11 +61,14 @@ lock: ## write requirements.lock anew (needs uv)
 	$(COMPILE) pyproject.toml >$$tmp/runtime; \
 	$(COMPILE) $$tmp/build.in >$$tmp/build; \
 	$(COMPILE) pyproject.toml --extra http -c $$tmp/runtime >$$tmp/http; \
-	$(COMPILE) pyproject.toml --extra dev -c $$tmp/http >$$tmp/dev; \
+	$(COMPILE) pyproject.toml --extra postgres -c $$tmp/http >$$tmp/postgres; \
+	cat $$tmp/http $$tmp/postgres >$$tmp/extras; \
+	$(COMPILE) pyproject.toml --extra dev -c $$tmp/http -c $$tmp/postgres >$$tmp/dev; \
 	without() { awk 'NR == FNR { if (/==/) seen[$$1] = 1; next } /==/ { keep = !($$1 in seen) } keep' $$tmp/$$1 $$tmp/$$2; }; \
 	{ echo '# Exact versions with hashes, written by `make lock`.  install.sh reads it by section.'; \
 	echo '# == runtime =='; cat $$tmp/runtime; echo '# == build =='; cat $$tmp/build; \
-	echo '# == http =='; without runtime http; echo '# == development =='; without http dev; } >$$tmp/lock; \
+	echo '# == http =='; without runtime http; echo '# == postgres =='; without runtime postgres; \
+	echo '# == development =='; without extras dev; } >$$tmp/lock; \
 	cp $$tmp/lock requirements.lock
 
 .PHONY: help run check check-units test bench install uninstall purge clean lock

@@ -35,6 +35,7 @@ GECOS='agent worker (made by its install.sh)'   # purge removes this user and no
 DESTDIR=${DESTDIR-}
 CHANGED=0
 UNITS_CHANGED=0
+OFFLINE=
 TMP=
 NEW=
 
@@ -268,12 +269,14 @@ add_packages() {
     if [ "$2" = dev ]; then
         pip_install "$1" runtime
         pip_install "$1" http
+        pip_install "$1" postgres
         pip_install "$1" development
     elif ! "$1/bin/python" -I -c 'import yaml, sdnotify' 2>/dev/null; then
         pip_install "$1" runtime
     fi
     "$1/bin/python" -I -c 'import systemd.journal' 2>/dev/null || add_journal "$1"
     has_http "$1" || add_http "$1"
+    has_postgres "$1" || add_postgres "$1"
 }
 
 pip_install() { # ENV SECTION
@@ -328,12 +331,29 @@ has_http() { # ENV
     "$1/bin/python" -I -c 'import httpx2' 2>/dev/null || "$1/bin/python" -I -c 'import httpx' 2>/dev/null
 }
 
+has_postgres() { # ENV
+    "$1/bin/python" -I -c 'import psycopg' 2>/dev/null
+}
+
 # Only `http:` steps need it, so a machine without a network is installed all the same.
 add_http() { # ENV
-    say "fetching Python packages (http)"
-    (get_pip && run_pip "$1" http --only-binary :all: --no-compile --retries 0 --timeout 10) >/dev/null 2>&1 || :
+    try_packages "$1" http
     has_http "$1" ||
         say "going on without httpx2: 'http:' steps will fail (install python3-httpx, and it is used)"
+}
+
+# Only a ledger that machines share needs it.
+add_postgres() { # ENV
+    try_packages "$1" postgres
+    has_postgres "$1" ||
+        say "going on without psycopg: 'ledger: postgresql://' will fail (install python3-psycopg, and it is used)"
+}
+
+# Where one section could not be fetched the next one is not waited for.
+try_packages() { # ENV SECTION
+    [ -z "$OFFLINE" ] || return 0
+    say "fetching Python packages ($2)"
+    (get_pip && run_pip "$1" "$2" --only-binary :all: --no-compile --retries 0 --timeout 10) >/dev/null 2>&1 || OFFLINE=1
 }
 
 # fetch_deb PACKAGE -- unpack one below $TMP/deb, as any user, without installing
