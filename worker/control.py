@@ -1,48 +1,200 @@
-"""The control socket: whoever connects is told, as one JSON text, how the run stands.
+"""The control socket: where the worker is asked how the run stands, and where steps claim and commit effects.
 
-Answered by the loop itself, so an answer is proof that the worker is alive, and silence that it is not.
+The loop itself answers how the run stands, so an answer is proof that the worker is alive, and silence that it is
+not.  Nothing that a client does, or leaves undone, holds the loop up: what does not keep to worker/wire.py, or does
+not take its answer at once, is dropped.
 """
 
+import array
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import socket
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
+from worker import files, wire
 from worker.events import Events
+from worker.ledger.effects import RESULT_MAX
 
 # The loop answers within milliseconds; a worker that needs longer is hanging.
 _PATIENCE = 2.0
+# A request may have to wait for the ledger.
+_LONG_PATIENCE = 30.0
+_CONNECTIONS_MAX = 1024
+_UNANSWERED_MAX = 4  # a client waits for its answers
+_READ = 65536
+_ROOM = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # for a few descriptors; the kernel closes any others
+
+
+class Connection:
+    """One client, and what it has sent so far."""
+
+    __slots__ = ("_drop", "_rest", "_result", "_socket", "closed", "unanswered")
+
+    def __init__(self, connected: socket.socket, drop: Callable[["Connection"], None]) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self._drop = drop
+        self._rest = b""
+        self._result: bytes | None = None
+        self.closed = False
+        self.unanswered = 0  # requests that the broker has not looked at yet
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def receive(self) -> list[tuple[bytes, bytes | None]] | None:
+        """Return the lines that have come, each with its result; None once nothing more will come.
+
+        Raises ValueError for what is no request.
+        """
+        try:
+            data, control, _flags, _address = self._socket.recvmsg(_READ, _ROOM, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        results = [result for _level, _kind, rights in control for result in _take_results(rights)]
+        if results:
+            if self._result is not None or len(results) > 1:
+                raise ValueError("more than one result")
+            self._result = results[0]
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if max(map(len, [*lines, self._rest])) > wire.LINE_MAX:
+            raise ValueError("a line that is too long")
+        result, found = self._result, [(line, None) for line in lines[:-1]]
+        if not lines:
+            return []
+        self._result = None
+        return [*found, (lines[-1], result)]
+
+    def answer(self, fields: Mapping[str, object], result: bytes | None = None) -> None:
+        """Send one line, and `result` beside it; a client that does not take it at once is dropped."""
+        descriptors = []
+        try:
+            if result:
+                descriptors.append(_memfd(result))
+            self.send(wire.encode(fields), descriptors)
+        except OSError:
+            self._drop(self)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
+
+    def send(self, data: bytes, descriptors: list[int]) -> None:
+        """Send all of `data`, or raise OSError."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        if not self.closed and self._socket.sendmsg([data], rights) < len(data):
+            raise BlockingIOError
+
+    def close(self) -> None:
+        self.closed = True
+        self._socket.close()
+
+
+class Requests(Protocol):
+    """Who answers requests for effects.  Called by handlers of events, so nothing may be done at once."""
+
+    def take(self, client: Connection, request: dict[str, str], result: bytes | None) -> None:
+        """Note a request."""
+
+    def gone(self, client: Connection) -> None:
+        """Note that a client is gone."""
+
+    def needs(self, client: Connection) -> bool:
+        """Return whether a client has a claim or waits for one."""
 
 
 class Server:
     """The worker's end."""
 
-    def __init__(self, path: str, events: Events, snapshot: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, path: str, events: Events, snapshot: Callable[[], dict[str, Any]], broker: Requests | None = None
+    ) -> None:
         """Listen at `path`, replacing what a dead worker left there.  Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._path = path
         self._events = events
         self._snapshot = snapshot
+        self._broker = broker
+        self._clients: dict[Connection, None] = {}  # the oldest first
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._socket.bind(path)
-        self._socket.listen(16)
-        events.watch(self._socket.fileno(), self._answer)
+        self._socket.listen(128)
+        events.watch(self._socket.fileno(), self._accept)
 
     def close(self) -> None:
+        """Close every connection; claims stay as they are, and the next worker hears of them."""
+        self._broker = None
+        for client in list(self._clients):
+            self._drop(client)
         self._events.forget(self._socket.fileno())
         self._socket.close()
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
-    def _answer(self) -> None:
-        with contextlib.suppress(OSError):  # the asker may have gone
-            connection, _address = self._socket.accept()
-            with connection:
-                connection.setblocking(False)
-                connection.sendall(json.dumps(self._snapshot()).encode())
+    def _accept(self) -> None:
+        if len(self._clients) >= _CONNECTIONS_MAX:
+            self._make_room()
+            return
+        try:
+            connected, _address = self._socket.accept()
+        except OSError as exc:
+            if exc.errno in (errno.EMFILE, errno.ENFILE):
+                self._make_room()
+            return  # otherwise it has gone already
+        client = Connection(connected, self._drop)
+        self._clients[client] = None
+        self._events.watch(client.fileno(), lambda: self._read(client))
+
+    def _make_room(self) -> None:
+        """Drop the oldest client that has no claim and waits for none; if all do, let others wait outside."""
+        for client in self._clients:
+            if not client.unanswered and not (self._broker and self._broker.needs(client)):
+                self._drop(client)
+                return
+        if self._clients:
+            self._events.forget(self._socket.fileno())  # until one of them goes
+
+    def _read(self, client: Connection) -> None:
+        try:
+            requests = client.receive()
+            for line, result in requests or ():
+                self._handle(client, wire.decode(line), result)
+        except ValueError:
+            requests = None
+        if requests is None:
+            self._drop(client)
+
+    def _handle(self, client: Connection, request: dict[str, str], result: bytes | None) -> None:
+        if client.closed:
+            return  # dropped for a request before this one
+        if request.get("ask") == "status":
+            with contextlib.suppress(OSError):  # the asker may have gone
+                client.send(json.dumps(self._snapshot()).encode(), [])
+        elif ("once" in request or "settle" in request) and client.unanswered < _UNANSWERED_MAX:
+            if self._broker is not None:
+                client.unanswered += 1
+                self._broker.take(client, request, result)
+                return
+            client.answer({"error": "this worker keeps no effects"})
+        self._drop(client)
+
+    def _drop(self, client: Connection) -> None:
+        if client.closed:
+            return
+        self._events.forget(client.fileno())
+        client.close()
+        del self._clients[client]
+        self._events.watch(self._socket.fileno(), self._accept)
+        if self._broker is not None:
+            self._broker.gone(client)
 
 
 def ask(path: str) -> dict[str, Any] | None:
@@ -50,17 +202,66 @@ def ask(path: str) -> dict[str, Any] | None:
 
     Raises FileNotFoundError or ConnectionError where no worker listens, PermissionError where we may not ask.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_PATIENCE)
-        connection.connect(path)
-        data = b""
-        try:
-            while chunk := connection.recv(65536):
-                data += chunk
-        except TimeoutError:
-            return None
     try:
-        found = json.loads(data)
+        found = json.loads(_exchange(path, {"ask": "status"}, None, _PATIENCE) or b"")
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def request(path: str, fields: Mapping[str, object], result: bytes | None = None) -> dict[str, str] | None:
+    """Return the worker's answer to one request, which `result` goes along with; None and raised as for `ask`."""
+    answer = _exchange(path, fields, result, _LONG_PATIENCE)
+    return wire.decode(answer.rstrip(b"\n")) if answer else None
+
+
+def _exchange(path: str, fields: Mapping[str, object], result: bytes | None, patience: float) -> bytes | None:
+    """Send a request and return what comes, a line or all there is; None if that does not come in time."""
+    data, descriptors = b"", [_memfd(result)] if result else []
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(patience)
+            connection.connect(path)
+            socket.send_fds(connection, [wire.encode(fields)], descriptors)
+            while b"\n" not in data and (chunk := connection.recv(_READ)):
+                data += chunk
+        return data
+    except TimeoutError:
+        return None
+    finally:
+        for fd in descriptors:
+            os.close(fd)
+
+
+def _take_results(rights: bytes) -> list[bytes]:
+    """Read and close the descriptors that came with a request; raise ValueError if one is no result."""
+    numbers = array.array("i")
+    numbers.frombytes(rights[: len(rights) - len(rights) % numbers.itemsize])
+    try:
+        return [_read_memfd(fd) for fd in numbers]
+    finally:
+        for fd in numbers:
+            os.close(fd)
+
+
+def _read_memfd(fd: int) -> bytes:
+    """Return what a memfd holds.  Reading anything else, a pipe or a file on a server, could block the loop."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        size = os.fstat(fd).st_size
+        data = b"" if size > RESULT_MAX else os.pread(fd, size, 0)
+    except OSError:
+        raise ValueError("no memfd") from None
+    if len(data) != size:
+        raise ValueError("a result that is too long")
+    return data
+
+
+def _memfd(data: bytes) -> int:
+    fd = os.memfd_create("result")
+    try:
+        files.write_all(fd, data)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

@@ -26,6 +26,7 @@ import sys
 
 TYPE_CHECKING = False  # `typing` itself would cost as much again
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 AGAIN = 75  # EX_TEMPFAIL: "not now", or with new progress or saved state "start me afresh, at once"
@@ -110,6 +111,57 @@ def load_json(name: str = "state") -> Any:
     """Return what was last saved under `name` as JSON, or None.  Raises ValueError if it is not JSON."""
     data = load(name)
     return None if data is None else _decoded(data)
+
+
+class EffectError(Exception):
+    """once() can give no result; the message says what has happened."""
+
+
+class Unreachable(EffectError):
+    """There was no worker to claim the effect, or none to record that it has happened."""
+
+
+class Conflict(EffectError):
+    """The key stands for something else; nothing was done."""
+
+
+class Unknown(EffectError):
+    """An earlier try was cut off, and nobody can tell whether it happened; a person has to look."""
+
+
+class NoResult(EffectError):
+    """The effect has happened, but its result was too large to be kept, or is nothing that JSON can hold."""
+
+
+def once(
+    key: str,
+    fn: Callable[[], object],
+    *,
+    lease: float = 60.0,
+    check: Callable[[], object] | None = None,
+    redo: bool = False,
+    parameters: object = None,
+    tell: Callable[[str], object] | None = None,
+) -> Any:
+    """Call `fn` the first time, and return its result every time: the side effect in it happens once in the run.
+
+    `key` names the effect in the run, for all its steps, attempts and machines: no time or attempt number in it.
+    `parameters` says what else the effect depends on: with others the same key is a Conflict.  The result must
+    be something that JSON can hold, and is what JSON gives back: a list for a tuple.  Up to 1 MiB of it are kept.
+
+    If `fn` raises an Exception it did not happen, and may be tried again.  When an earlier try was cut off,
+    `check` is called: it returns the result if that had happened, None if not, and raises if it cannot tell, which
+    leaves it open.  `redo`: doing it again is harmless, because the receiver knows RUN:KEY, say.  With neither,
+    Unknown is raised.  `lease`: where machines share the run, the others wait so many seconds without news.
+
+    `tell` is called with the outcome: "executed"; "skipped", it was done before; "awaited", another did it
+    meanwhile; "taken-over", done after an earlier try was cut off; "found", by `check`.
+    Outside a step `fn` is called, nothing is recorded, and a line on standard error says so.
+    Raises EffectError or one of its kinds; ValueError or TypeError for a key, lease or parameters that cannot be.
+    """
+    from worker import once as caller
+
+    return caller.call(key, fn, lease, check, redo, parameters, tell)
 
 
 def secret(name: str) -> str:

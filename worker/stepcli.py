@@ -1,7 +1,8 @@
 """agentctl inside a step: `beat`, `progress`, `save` and the others that a step's own script calls.
 
 They may be called in loops, so argparse is not imported, nor anything else before it is needed.  Run by hand,
-outside a step, each does nothing and succeeds; so does one whose message no worker is there to take.
+outside a step, each does nothing and succeeds; so does one whose message no worker is there to take.  `once` is
+different: by hand it runs its command, and in a step it needs a worker.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ def main(arguments: Sequence[str]) -> int:
     if rest and rest[0] in ("-h", "--help"):
         print(f"usage: agentctl {name} {form}\n{text}")
         return 0
-    if len(rest) > 1 or (not rest and form[0] != "["):
+    if (len(rest) > 1 and "..." not in form) or (not rest and form[0] != "["):
         print(f"usage: agentctl {name} {form}", file=sys.stderr)
         return USAGE
     try:
-        command(*rest)
+        status = command(*rest)
         sys.stdout.flush()
+        return status or 0
     except Misuse as exc:
         print(f"agentctl {name}: {exc}", file=sys.stderr)
         return USAGE
@@ -49,7 +51,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def listing() -> str:
     """Return the commands for `agentctl --help`, one a line."""
-    return "\n".join(f"  {name + ' ' + form:26} {text}" for name, (form, text, _) in COMMANDS.items())
+    lines = ((f"{name} {form}", text.partition("\n")[0]) for name, (form, text, _) in COMMANDS.items())
+    return "\n".join(f"  {usage:26} {text}" for usage, text in lines)
 
 
 def _beat(status: str | None = None) -> None:
@@ -126,6 +129,12 @@ def _note(what: str | None = None) -> None:
         raise Misuse(f"the note has no {what!r}; it has {', '.join(note)}")
 
 
+def _once(*words: str) -> int:
+    from worker import oncecli
+
+    return oncecli.main(words)
+
+
 def _path(name: str) -> str | None:
     from worker import step
 
@@ -163,7 +172,32 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-COMMANDS: dict[str, tuple[str, str, Callable[..., None]]] = {
+_ONCE = """run COMMAND once in this run, whatever dies, and print its output now and ever after
+
+KEY names what it does, for all steps, attempts and machines of the run.  The first caller runs COMMAND; its output
+is printed when it is recorded.  Later callers get the same output and run nothing; one that comes meanwhile waits.
+If COMMAND fails, it did not happen, and its exit status is ours.  If it is cut off, nobody knows; then the next
+caller needs one of these:
+
+  --check CMD        ask the shell command CMD first: status 0, it had happened, and the result is CMD's output;
+                     1, it had not, and COMMAND is run; anything else, it cannot tell
+  --redo             running COMMAND again is harmless, as when the receiver honours AGENT_KEY
+  --lease SPAN       where machines share the run, how long the others wait without news (1min)
+  --parameters TEXT  what COMMAND does, if not its arguments: the same key with others is refused
+  --quiet            do not say on standard error what it came to: executed, skipped (it was done before), awaited
+                     (another did it meanwhile), taken-over (done after a try that was cut off), found (by CMD)
+
+COMMAND and CMD find RUN:KEY in AGENT_KEY, to be used as an idempotency key.  SIGTERM is left to COMMAND to obey.
+Outside a step COMMAND is run, and nothing is recorded.
+
+exit status: COMMAND's own, or
+  64  bad use      65  KEY stands for other parameters
+  74  it has happened, but its output, more than 1 MiB, was not kept
+  75  not now: the worker cannot be reached, or CMD cannot tell
+  76  unknown: a try was cut off, and there is neither --check nor --redo; say 'agentctl settle KEY' what it came to
+  126, 127  COMMAND cannot be started     128+N  COMMAND was ended by signal N"""
+
+COMMANDS: dict[str, tuple[str, str, Callable[..., int | None]]] = {
     "beat": ("[STATUS]", "I am alive (WATCHDOG=1), and what I am doing", _beat),
     "progress": ("N[/M]", "I have done N, of M", _progress),
     "spend": ("AMOUNT", "I have spent so much more", _spend),
@@ -171,4 +205,5 @@ COMMANDS: dict[str, tuple[str, str, Callable[..., None]]] = {
     "save": ("[NAME]", "keep standard input for my later attempts, atomically", _save),
     "load": ("[NAME]", "print what was saved, or nothing", _load),
     "note": ("[--json|FIELD]", "print how my last attempt ended, or nothing", _note),
+    "once": ("KEY [OPTION...] -- COMMAND [ARG...]", _ONCE, _once),
 }

@@ -1,0 +1,297 @@
+"""The broker: claims and commits effects in the ledger for the steps that ask, and lets the others wait their turn.
+
+    claim ─► the ledger ─► granted ─► begin ─► commit or release ─► the next in line
+      │                       └ its connection ends: released before `begin`, else abandoned
+      └ held by a step of ours: in line until that one is done;  held by another worker: asked about again
+
+Requests come in as events, perhaps while the loop is waiting for the ledger already.  So events are only noted;
+`work` does what they ask for, one ledger call after the other, and each is durable before it is answered.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from worker import clock, wire
+from worker.control import Connection
+from worker.errors import AgentError
+from worker.ledger.effects import COMMITTED, GRANTED, HELD, RESULT_MAX, TAKEN_OVER, Answer, Effects
+
+# How often a key is asked about that another machine holds.
+_LOOK_EVERY = 0.5
+# A lease is renewed when this share of it has passed.
+_RENEW_AFTER = 1 / 3
+# The loop has other things to do, and pings in between.
+_SLICE = 0.2
+_DIGITS = 18  # of a number that fits into 63 bits
+_OUTCOMES = (wire.EXECUTED, wire.TAKEN_OVER, wire.FOUND)
+
+
+class Persist(Protocol):
+    """Return what the action returns, which is repeated while the ledger cannot take it."""
+
+    def __call__(self, action: Callable[[], Any], /) -> Any: ...
+
+
+class _Caller:
+    """One connection's claim, or its wish for one."""
+
+    __slots__ = ("begun", "client", "key", "lease", "parameters", "renew_at", "step", "take_over", "token", "waited")
+
+    def __init__(self, client: Connection, request: dict[str, str]) -> None:
+        """Raises KeyError or ValueError for a request that is none."""
+        self.client = client
+        self.key, self.step = request["key"], request["step"]
+        self.parameters = request["parameters"]
+        if not self.parameters.isalnum():
+            raise ValueError("the parameters are no digest")
+        self.lease = float(request["lease"])
+        _check(self.key, self.lease)
+        self.take_over = request.get("take_over") == "yes"
+        self.waited = request.get("waited") == "yes"
+        self.token: int | None = None
+        self.begun = False  # from now on nobody but the caller knows whether it has happened
+        self.renew_at = math.inf
+
+
+class _Line:
+    """Who has a key, and who waits for it, the first to come first."""
+
+    __slots__ = ("holder", "look_at", "waiting")
+
+    def __init__(self) -> None:
+        self.holder: _Caller | None = None
+        self.waiting: deque[_Caller] = deque()
+        self.look_at = math.inf  # when to ask again about a key that another worker holds
+
+
+class Broker:
+    """The claims of the steps of this worker."""
+
+    def __init__(
+        self,
+        effects: Effects,
+        persist: Persist,
+        vouches: Callable[[str], bool],
+        tell: Callable[[str, str, str], None],
+        settle: Callable[[str, bytes | None, str], str] | None = None,
+    ) -> None:
+        """`vouches` says whether a step runs here and is within its limits; `tell` is told a step, a key and
+        what became of it: one of the outcomes in worker.wire.  `settle` does what a person says about a step or
+        key, given the result (None: it has not happened) and who says so; returns a line, or raises AgentError.
+        """
+        self._effects = effects
+        self._persist = persist
+        self._vouches = vouches
+        self._tell = tell
+        self._say = settle
+        self._queue: deque[tuple[Connection, dict[str, str] | None, bytes | None]] = deque()
+        self._callers: dict[Connection, _Caller] = {}
+        self._lines: dict[str, _Line] = {}
+
+    # -- called by handlers of events
+
+    def take(self, client: Connection, request: dict[str, str], result: bytes | None) -> None:
+        self._queue.append((client, request, result))
+
+    def gone(self, client: Connection) -> None:
+        if client.unanswered or self.needs(client):
+            self._queue.append((client, None, None))
+
+    def needs(self, client: Connection) -> bool:
+        return client in self._callers
+
+    # -- called by the loop
+
+    def due_at(self) -> float:
+        """Return when `work` is to be called again (monotonic clock), inf if only an event makes it needed."""
+        if self._queue:
+            return 0.0
+        lines = self._lines.values()
+        renewals = (line.holder.renew_at for line in lines if line.holder)
+        return min(*renewals, *(line.look_at for line in lines), math.inf, math.inf)
+
+    def look_again(self) -> None:
+        """Ask again about keys that other workers hold, at the next `work`: they may have done something."""
+        for line in self._lines.values():
+            if line.look_at < math.inf:
+                line.look_at = 0.0
+
+    def waiting(self) -> set[str]:
+        """Return the steps of ours that wait for an effect which a living step of ours is at."""
+        busy = (line for line in self._lines.values() if line.holder and self._vouches(line.holder.step))
+        return {caller.step for line in busy for caller in line.waiting}
+
+    def work(self, now: float) -> None:
+        """Do what was asked for and what is due; what takes too long goes on at the next call."""
+        until = clock.monotonic() + _SLICE
+        while self._queue and clock.monotonic() < until:
+            client, request, result = self._queue.popleft()
+            if request is None:
+                self._forget(client, now)
+            else:
+                client.unanswered -= 1
+                self._handle(client, request, result, now)
+        for key, line in list(self._lines.items()):
+            if line.holder and line.holder.renew_at <= now:
+                self._renew(line.holder, now)
+            if line.look_at <= now:
+                self._serve(key, now)
+
+    # -- requests
+
+    def _handle(self, client: Connection, request: dict[str, str], result: bytes | None, now: float) -> None:
+        do = {"claim": self._claim, "begin": self._begin, "commit": self._commit, "release": self._release}
+        try:
+            what = self._settle if "settle" in request else do[request["once"]]
+            what(client, request, result, now)
+        except KeyError as exc:
+            client.answer({"error": f"the request has no valid {exc}"})
+        except ValueError as exc:
+            client.answer({"error": str(exc)})
+
+    def _claim(self, client: Connection, request: dict[str, str], _result: bytes | None, now: float) -> None:
+        caller = _Caller(client, request)
+        if client in self._callers:
+            raise ValueError("this connection has a claim already, or waits for one")
+        if not self._vouches(caller.step):
+            raise ValueError(f"step '{caller.step}' is not running here")
+        if client.closed:
+            return
+        self._callers[client] = caller
+        line = self._lines.setdefault(caller.key, _Line())
+        line.waiting.append(caller)
+        if line.holder is not None:
+            self._let_wait(caller, line.holder.step)
+        elif line.look_at == math.inf:
+            self._serve(caller.key, now)
+
+    def _begin(self, client: Connection, _request: dict[str, str], _result: bytes | None, _now: float) -> None:
+        caller = self._callers.get(client)
+        if caller is not None:
+            caller.begun = True
+
+    def _commit(self, client: Connection, request: dict[str, str], result: bytes | None, now: float) -> None:
+        key, token = _claim_of(request)
+        step, outcome, size = request["step"], request["outcome"], _count(request["size"])
+        kept = (result or b"") if request["kept"] == "yes" else None
+        if outcome not in _OUTCOMES or (kept is not None and len(kept) != size):
+            raise ValueError("the result is not what the request says")
+        done = self._persist(lambda: self._effects.commit(key, token, kept, size))
+        self._tell(step, key, outcome if done else wire.LOST)
+        client.answer({"verdict": wire.COMMITTED if done else wire.LOST})
+        self._end(key, token, now)
+
+    def _release(self, client: Connection, request: dict[str, str], _result: bytes | None, now: float) -> None:
+        key, token = _claim_of(request)
+        self._persist(lambda: self._effects.release(key, token))
+        client.answer({"verdict": wire.RELEASED})
+        self._end(key, token, now)
+
+    def _settle(self, client: Connection, request: dict[str, str], result: bytes | None, _now: float) -> None:
+        if self._say is None:
+            raise ValueError("this worker settles nothing")
+        said = (result or b"") if request["kept"] == "yes" else None
+        try:
+            client.answer({"settled": self._say(request["settle"], said, request["who"])})
+        except AgentError as exc:
+            client.answer({"error": str(exc)})
+
+    def _forget(self, client: Connection, now: float) -> None:
+        """Give up the claim of a client that is gone, or its place in line."""
+        caller = self._callers.pop(client, None)
+        if caller is None:
+            return
+        key, token = caller.key, caller.token
+        if token is None:
+            self._lines[key].waiting.remove(caller)
+            self._serve(key, now)
+            return
+        # Until it says that it begins, a claim that nobody had before it is as good as none.
+        give_up = self._effects.abandon if caller.begun else self._effects.release
+        self._persist(lambda: give_up(key, token))
+        self._end(key, token, now)
+
+    # -- lines
+
+    def _serve(self, key: str, now: float) -> None:
+        """Claim `key` for the first in line, until one has it or somebody else does."""
+        line = self._lines[key]
+        line.look_at = math.inf
+        while line.waiting and line.holder is None:
+            caller = line.waiting[0]
+            claim = partial(self._effects.claim, key, caller.parameters, caller.step, caller.lease, caller.take_over)
+            answer: Answer = self._persist(claim)
+            if answer.verdict == HELD:
+                line.look_at = now + _LOOK_EVERY
+                for other in line.waiting:
+                    self._let_wait(other, answer.effect.step)
+                return
+            line.waiting.popleft()
+            self._answer(caller, answer)
+        if line.holder is None:
+            del self._lines[key]
+            return
+        for other in line.waiting:
+            self._let_wait(other, line.holder.step)
+
+    def _answer(self, caller: _Caller, answer: Answer) -> None:
+        effect, verdict = answer.effect, answer.verdict
+        if verdict in (GRANTED, TAKEN_OVER):
+            caller.token = effect.token
+            caller.begun = verdict == TAKEN_OVER  # the one before it had
+            caller.renew_at = clock.monotonic() + caller.lease * _RENEW_AFTER
+            self._lines[caller.key].holder = caller
+            caller.client.answer({"verdict": verdict, "token": effect.token, "most": RESULT_MAX})
+            return
+        del self._callers[caller.client]
+        if verdict == COMMITTED:
+            outcome = wire.AWAITED if caller.waited else wire.SKIPPED
+            self._tell(caller.step, caller.key, outcome)
+            fields = {"outcome": outcome, "size": effect.size, "kept": effect.result is not None}
+            caller.client.answer({"verdict": verdict, **fields}, effect.result)
+            return
+        self._tell(caller.step, caller.key, verdict)
+        caller.client.answer({"verdict": verdict, "step": effect.step, "since": clock.stamp(effect.at)})
+
+    def _let_wait(self, caller: _Caller, step: str) -> None:
+        if not caller.waited:
+            caller.waited = True
+            caller.client.answer({"verdict": wire.WAITING, "step": step})
+
+    def _end(self, key: str, token: int, now: float) -> None:
+        """Let the next in line have `key` if the claim that has ended is the one we know of."""
+        line = self._lines.get(key)
+        if line is None or line.holder is None or line.holder.token != token:
+            return
+        self._callers.pop(line.holder.client, None)
+        line.holder = None
+        self._serve(key, now)
+
+    def _renew(self, caller: _Caller, now: float) -> None:
+        """Extend a claim whose step is alive; one that is no longer ours is of no more concern."""
+        key, token, lease = caller.key, caller.token or 0, caller.lease
+        caller.renew_at = now + lease * _RENEW_AFTER
+        if self._vouches(caller.step) and not self._persist(lambda: self._effects.renew(key, token, lease)):
+            self._end(key, token, now)
+
+
+def _claim_of(request: dict[str, str]) -> tuple[str, int]:
+    key = request["key"]
+    _check(key, wire.LEASE_MIN)
+    return key, _count(request["token"])
+
+
+def _count(text: str) -> int:
+    """Return the number; what no database can hold is none."""
+    if not text.isdecimal() or len(text) > _DIGITS:
+        raise ValueError(f"{text[:40]!r} is no number")
+    return int(text)
+
+
+def _check(key: str, lease: float) -> None:
+    fault = wire.fault(key, lease)
+    if fault:
+        raise ValueError(fault)
