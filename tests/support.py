@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker import ledger
-from worker.ledger.sqlite import SqliteLedger
+from worker import ledger, report
 
 ROOT = Path(__file__).parent.parent
 # Not how long a test takes, but when it is given up.
@@ -35,7 +34,7 @@ class Worker:
         self.config.write_text(tasks)
         self.state = folder / "state"
         self.lines: list[str] = []
-        self._environ = {
+        self.environ = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -43,7 +42,7 @@ class Worker:
         }
         for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
             if name not in (environ or {}):
-                self._environ.pop(name, None)
+                self.environ.pop(name, None)
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
 
@@ -75,7 +74,7 @@ class Worker:
             "cwd": "/",
             **popen,
         }
-        self._process = subprocess.Popen(command, env=self._environ, **options)
+        self._process = subprocess.Popen(command, env=self.environ, **options)
         return self
 
     def until(self, pattern: str) -> str:
@@ -119,7 +118,7 @@ class Worker:
 
     def rows(self) -> list[ledger.Row]:
         """Return the ledger's rows."""
-        store = SqliteLedger.open(str(self.state / "ledger.db"), read_only=True)
+        store = report.open_ledger(str(self.state), None)
         try:
             return list(store.rows())
         finally:

@@ -5,16 +5,15 @@
        │            └ a limit was passed or the worker stops: SIGTERM, then SIGKILL
        └ output, beats and exit arrive as events
 
-A task's `before`, its own program, the command of `expect` and `after` run one after the other in the
-same attempt.  The attempt decides nothing about the step: it says how it ended (`end`), and the loop
-goes on from there.
+A task's `check` (where an earlier attempt was cut off), its `before`, its own program, the command of `expect`
+and `after` run one after the other in the same attempt.  The attempt decides nothing about the step: it says how
+it ended (`end`), and the loop goes on from there.
 """
 
 import math
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping
-from typing import NamedTuple
 
 from worker import environment, expectation, process
 from worker.clock import Now
@@ -26,6 +25,7 @@ from worker.folder import Places
 from worker.journal import NOTICE, WARNING, Journal
 from worker.output import Spool
 from worker.plan import Step
+from worker.programs import CHECK, Program, Programs
 from worker.signs import Limits, Sign
 from worker.slot import Slot
 from worker.streams import Streams
@@ -43,13 +43,6 @@ _BUSY_SHARE = 0.005
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-class _Program(NamedTuple):
-    """One of the programs of an attempt; `name` is empty for the step's own."""
-
-    name: str
-    argv: list[str]
-
-
 class Attempt:
     """One try at one step.  While it is not over, `deadline` says when `tick` must be called again.
 
@@ -65,7 +58,9 @@ class Attempt:
         journal: Journal,
         events: Events,
         others: Callable[[int], Collection[int]],
+        ask_first: bool = False,
     ) -> None:
+        """`ask_first`: an earlier attempt was cut off, so the step's check is asked whether it had happened."""
         self.step = step
         self.number = number
         self.slot = slot
@@ -77,6 +72,8 @@ class Attempt:
         self.spend = 0.0
         self.definition = ""  # what the step was when it was claimed
         self.detail = ""  # what it was doing when it was ended for a limit
+        self.unknown = ""  # the key of an effect inside it of which nobody can tell whether it happened
+        self.lost = False  # the claim is another worker's by now: whatever comes of it is not recorded
         self.phase = RUNNING
         self.pid = 0
         self._places = places
@@ -84,8 +81,8 @@ class Attempt:
         self._events = events
         self._others = others
         self._marker = f"STATE_DIRECTORY={places.state(step.id)}".encode()
-        self._programs = _programs(step, slot.part)
-        self._program = self._programs[0]
+        self._programs = Programs(step, slot.part, ask_first)
+        self._program = Program("", [])
         self._exit: int | None = None
         self._why = ""
         self._limit: str | None = None
@@ -140,6 +137,9 @@ class Attempt:
             self.progress,
             saved,
             self._retry_after,
+            self._programs.effect,
+            self._programs.found,
+            self.unknown,
         )
 
     def deadline(self) -> float:
@@ -171,6 +171,10 @@ class Attempt:
         self._kill_at += seconds
         self._vouched_until += seconds
 
+    def park(self, parked: bool, now: float) -> None:
+        """Note whether the step waits for another one, which has limits of its own."""
+        self.limits.park(parked, now)
+
     def tick(self, now: float) -> None:
         """Do what time asks for: retry a full disk, end a step that passed a limit, kill what did not end."""
         held_since = self.streams.held_since
@@ -195,8 +199,13 @@ class Attempt:
         if self.phase in (RUNNING, ENDING):
             self._interrupted_by = reason
             self._ask_to_end(grace, now)
-        elif self.phase == SWEEPING and self._programs:
+        elif self.phase == SWEEPING and self._programs.left:
             self._interrupted_by = reason
+
+    def lose(self, grace: float, now: float) -> None:
+        """End the step because its claim is another worker's by now."""
+        self.lost = True
+        self.interrupt("lease", grace, now)
 
     def on_exits(self, ended: Mapping[int, int], now: float) -> None:
         """Note which of our children have ended."""
@@ -215,8 +224,7 @@ class Attempt:
     # -- its programs
 
     def _spawn(self, now: float) -> None:
-        self._program = self._programs.pop(0)
-        own = not self._program.name
+        self._program = self._programs.next()
         try:
             cwd = self.step.task.cwd or self._places.work
             child = process.spawn(self._program.argv, self._env, cwd)
@@ -229,9 +237,10 @@ class Attempt:
         self.phase = RUNNING
         self._exit = None
         self._kill_at = self._vouched_until = math.inf
-        self.limits.restart(now, own)
-        self.streams.attach(child, result=own)
-        if own:
+        self.limits.restart(now, self._program.own)
+        self.streams.attach(child, self._program.gives_result)
+        self._programs.started(self._program)
+        if self._program.gives_result:
             self.output.prepare()
 
     def _fail(self, why: str) -> None:
@@ -241,13 +250,19 @@ class Attempt:
         """Go on after a program has ended and nothing of it is left."""
         self.streams.drain()
         self._on_messages()  # what it said last, as its last output
-        if self._exit == 0 and not self._limit and not self._interrupted_by:
+        by_itself = not self._limit and not self._interrupted_by
+        self._programs.ended(self._program, self._exit, by_itself)
+        if self._program.name == CHECK and self._exit == 1 and by_itself:  # it had not happened
+            self.output.restart()
+            self._spawn(now)
+            return
+        if self._exit == 0 and by_itself and not self._programs.found:
             fault = None
-            if not self._program.name and self.step.task.expect:
+            if self._program.own and self.step.task.expect:
                 fault = self._expected()
             if fault:
                 self._why = f"exited with status 0, but {fault}"
-            elif self._programs:
+            elif self._programs.left:
                 self._spawn(now)
                 return
         elif self._program.name and not self._limit and self._exit != 0:
@@ -370,19 +385,6 @@ class Attempt:
             self._retry_after = sign.retry_after
         if sign.extend is not None:
             self.limits.extend(now, sign.extend)
-
-
-def _programs(step: Step, output: str) -> list[_Program]:
-    task = step.task
-    programs = [_Program("before", step.command(task.before))] if task.before else []
-    programs.append(_Program("", step.argv()))
-    if task.expect and task.expect.matches:
-        programs.append(_Program("expect", step.matches(output)))
-    if task.expect and task.expect.run:
-        programs.append(_Program("expect", step.command(task.expect.run)))
-    if task.after:
-        programs.append(_Program("after", step.command(task.after)))
-    return programs
 
 
 def _look_of(folder: str) -> list[tuple[str, int, int]]:

@@ -12,7 +12,8 @@ from worker.clock import Now
 from worker.ledger import Row
 from worker.plan import Plan, Step
 
-WAITING, RUNNING, DONE, FAILED = range(4)
+# ELSEWHERE: another worker of the run is at it.  From DONE on there is nothing left to do for a worker.
+WAITING, RUNNING, ELSEWHERE, DONE, FAILED, UNKNOWN = range(6)
 
 
 class Progress(NamedTuple):
@@ -24,6 +25,7 @@ class Progress(NamedTuple):
     waited: float = 0.0  # seconds spent on these, of the step's patience
     again: int = 0  # fresh starts without new progress
     best: float = 0.0  # the furthest progress it ever reported
+    unsure: bool = False  # the last attempt was cut off, and its effect may have happened
     retry_at: float = -math.inf  # monotonic clock
 
 
@@ -51,7 +53,7 @@ class Board:
         self._steps = plan.steps
         self._by_id = plan.by_id
         self._states: dict[str, int] = {}  # those that are not waiting
-        self._counts = [len(plan.steps), 0, 0, 0]
+        self._counts = [len(plan.steps), *[0] * UNKNOWN]
         self._progress: dict[str, Progress] = {}
         self._waits: dict[str, float] = {}  # when steps that were tried may go on (monotonic clock)
         self._blocks: dict[str, _Block] = {}
@@ -93,6 +95,8 @@ class Board:
         block.unfinished += (state < DONE) - (before < DONE)
         if not block.unfinished:
             self._open.pop(task, None)
+        elif task not in self._open:  # a person has settled a step of it
+            self._open = {name: other for name, other in self._blocks.items() if other.unfinished}
         if state == DONE and before != DONE:
             block.undone -= 1
             self._progress.pop(step, None)
@@ -132,11 +136,11 @@ class Replay(NamedTuple):
     board: Board
     unclosed: list[Row]  # attempts that no worker closed
     changed: list[str]  # done steps whose definition is another one now
-    gone: int  # done steps that are no longer in the list
+    gone: list[Row]  # done steps that are no longer in the list
 
 
-def replay(plan: Plan, rows: Iterable[Row], counted_from: int, now: Now) -> Replay:
-    """Derive the board from the ledger's rows, oldest first.
+def replay(plan: Plan, rows: Iterable[Row], counted_from: int, now: Now, worker: str = "") -> Replay:
+    """Derive the board from the ledger's rows, oldest first; `worker` is our name in them.
 
     Steps are matched by id.  A done step stays done even if its definition has changed: it is
     reported, not done again.  Failures count while they are newer than the row `counted_from` and
@@ -145,34 +149,46 @@ def replay(plan: Plan, rows: Iterable[Row], counted_from: int, now: Now) -> Repl
     clock did meanwhile.
     """
     board = Board(plan)
-    unclosed, changed, gone = [], [], 0
+    unclosed, changed, gone = [], [], []
     for row in rows:
         step = plan.by_id.get(row.step)
-        done = row.outcome == ledger.DONE
-        if row.outcome is None:
+        if row.outcome is None and row.worker == worker:
             unclosed.append(row)
-        if step is None:
-            gone += done
-            continue
-        same = row.definition == plan.digest(step)
-        if done:
-            board.set(row.step, DONE)
-            if not same:
+        if step is not None:
+            take(board, step, row, plan.digest(step), counted_from, now, worker)
+        if row.outcome == ledger.DONE:
+            if step is None:
+                gone.append(row)
+            elif row.definition != plan.digest(step):
                 changed.append(row.step)
-            continue
-        counts = same and row.seq > counted_from
-        board.set_progress(row.step, _after(board.progress(row.step), row, counts, now))
-        board.set(row.step, FAILED if counts and row.final else WAITING)
     return Replay(board, unclosed, changed, gone)
+
+
+def take(board: Board, step: Step, row: Row, definition: str, counted_from: int, now: Now, worker: str) -> None:
+    """Bring the board up to date with one more row about `step`, which stands for `definition` now."""
+    if row.outcome == ledger.DONE:
+        board.set(step.id, DONE)
+        return
+    counts = row.definition == definition and row.seq > counted_from
+    board.set_progress(step.id, _after(board.progress(step.id), row, counts, now))
+    if row.outcome is None and row.worker != worker:
+        board.set(step.id, ELSEWHERE)
+    elif row.outcome == ledger.UNKNOWN or (row.unsure and step.task.redo == "never"):
+        board.set(step.id, UNKNOWN)  # whatever the list says by now: it may have happened
+    else:
+        board.set(step.id, FAILED if counts and row.final else WAITING)
 
 
 def _after(before: Progress, row: Row, counts: bool, now: Now) -> Progress:
     """Return what is known after one more attempt; one that does not count leaves its number."""
+    if row.outcome == ledger.REDO:
+        return Progress(number=row.number)
     if not counts or row.outcome is None:  # one that is open is judged when it is closed
-        return before._replace(number=row.number, retry_at=now.monotonic)
+        unsure = before.unsure if row.outcome is None else row.unsure
+        return before._replace(number=row.number, retry_at=now.monotonic, unsure=unsure)
     wait = max(0.0, min(row.ended + row.delay - now.wall, row.delay)) if row.ended is not None else 0.0
     known = advance(before, row.outcome, row.counted, row.took + row.delay, row.progress)
-    return known._replace(number=row.number, retry_at=now.monotonic + wait)
+    return known._replace(number=row.number, retry_at=now.monotonic + wait, unsure=row.unsure)
 
 
 def advance(before: Progress, outcome: str, counted: bool, spent: float, progress: float) -> Progress:

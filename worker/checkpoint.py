@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 from worker import __version__, clock, files
 from worker.journal import NOTICE, Journal
-from worker.ledger import DONE, Ledger, Row
+from worker.ledger import DONE, Ledger, Row, StorageFull
+from worker.ledger.effects import Effect
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, 2)  # format 1 had no effects
 # Outputs travel in the checkpoint while they are small and few; the ledger and out/ have all of them.
 _OUTPUT_MAX = 4 * 1024
 _OUTPUTS_MAX = 8 * 1024 * 1024
@@ -53,7 +55,10 @@ def write(path: str, run: str, ledger: Ledger) -> None:
 
 
 def _chunks(head: dict[str, object], ledger: Ledger) -> Iterator[bytes]:
-    yield json.dumps(head)[:-1].encode() + b',\n"attempts": ['
+    yield json.dumps(head)[:-1].encode() + b',\n"effects": ['
+    for effect in ledger.effects.all():
+        yield b"\n" + json.dumps(_effect_entry(effect), ensure_ascii=False).encode() + b","
+    yield b'\n{}],\n"attempts": ['
     room = _OUTPUTS_MAX
     batch: list[bytes] = []
     for row in ledger.rows():
@@ -69,6 +74,11 @@ def _chunks(head: dict[str, object], ledger: Ledger) -> Iterator[bytes]:
             batch = []
     # An empty object ends the list, so that no line needs to know whether it is the last one.
     yield b",".join([*batch, b"\n{}"]) + _END
+
+
+def _effect_entry(effect: Effect) -> dict[str, object]:
+    entry = {name: value for name, value in effect._asdict().items() if name not in ("result", "token", "worker")}
+    return entry if effect.result is None else entry | _packed(effect.result)
 
 
 def _packed(output: bytes) -> dict[str, str]:
@@ -92,15 +102,24 @@ def header(path: str) -> Header:
     return _header(first.rstrip().removesuffix(b",") + b"}")
 
 
-def load(path: str) -> tuple[Header, list[tuple[Row, bytes | None]]]:
+class Checkpoint(NamedTuple):
+    """What a checkpoint holds: attempts, each with its result as far as it travels along, and effects."""
+
+    header: Header
+    attempts: list[tuple[Row, bytes | None]]
+    effects: list[Effect]
+
+
+def load(path: str) -> Checkpoint:
     """Return the checkpoint at `path`.  Raises FileNotFoundError or CheckpointError."""
     data = files.read(path)
     try:
         content = json.loads(data)
         attempts = [_row(entry) for entry in content.pop("attempts") if entry]
+        effects = [_effect(entry) for entry in content.pop("effects", ()) if entry]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
         raise CheckpointError(f"it is not a checkpoint ({exc})") from exc
-    return _header(json.dumps(content).encode()), attempts
+    return Checkpoint(_header(json.dumps(content).encode()), attempts, effects)
 
 
 def _header(data: bytes) -> Header:
@@ -109,7 +128,7 @@ def _header(data: bytes) -> Header:
         version, found = content["format"], Header(content["run"], content["revision"], content["facts"])
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise CheckpointError(f"its first line is not a checkpoint's ({exc})") from exc
-    if version != FORMAT:
+    if version not in _READABLE:
         raise CheckpointError(f"it has format {version}, this program knows {FORMAT}")
     sound = isinstance(found.run, str) and isinstance(found.revision, int) and isinstance(found.facts, dict)
     if not (sound and all(isinstance(value, str) for value in found.facts.values())):
@@ -124,13 +143,22 @@ def _row(entry: dict[str, object]) -> tuple[Row, bytes | None]:
     for name, value in values.items():
         if not isinstance(value, _TYPES[name]) or (isinstance(value, int) and abs(value) >= 2**63):
             raise ValueError(f"'{name}' is {value!r}")
-    output: bytes | None = None
+    return Row(**values), _output(entry)  # type: ignore[arg-type]
+
+
+def _effect(entry: dict[str, object]) -> Effect:
+    values = {name: entry[name] for name in ("key", "parameters", "state", "step", "at", "size")}
+    for name, value in values.items():
+        if not isinstance(value, {"at": (int, float), "size": int}.get(name, str)):  # type: ignore[arg-type]
+            raise ValueError(f"an effect's '{name}' is {value!r}")
+    return Effect(token=0, worker="", result=_output(entry), **values)  # type: ignore[arg-type]
+
+
+def _output(entry: dict[str, object]) -> bytes | None:
     text, packed = entry.get("output"), entry.get("output_base64")
     if isinstance(text, str):
-        output = text.encode()
-    elif isinstance(packed, str):
-        output = base64.b64decode(packed, validate=True)
-    return Row(**values), output  # type: ignore[arg-type]
+        return text.encode()
+    return base64.b64decode(packed, validate=True) if isinstance(packed, str) else None
 
 
 _NONE = type(None)
@@ -154,6 +182,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "detail": (str,),
     "output_size": (int,),
     "log_size": (int,),
+    "unsure": (bool, int),
+    "key": (str,),
+    "worker": (str,),
 }
 _DEFAULT_VALUES: dict[str, object] = dict.fromkeys(Row._fields) | {
     "counted": 0,
@@ -166,6 +197,9 @@ _DEFAULT_VALUES: dict[str, object] = dict.fromkeys(Row._fields) | {
     "detail": "",
     "output_size": 0,
     "log_size": 0,
+    "unsure": 0,
+    "key": "",
+    "worker": "",
 }
 
 
@@ -196,9 +230,10 @@ class Keeper:
         began = clock.monotonic()
         try:
             write(self._path, self._run, self._ledger)
-        except OSError as exc:
+        except (OSError, StorageFull) as exc:
             if not self._fails:
-                text = f"{self._path}: cannot be written ({exc.strerror}); trying again, the ledger is current"
+                reason = exc.strerror if isinstance(exc, OSError) else exc
+                text = f"{self._path}: cannot be written ({reason}); trying again, the ledger is current"
                 self._journal.warning(text)
             self._fails = True
         else:

@@ -70,6 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     log.add_argument("--output", action="store_true", help="the result (standard output) byte for byte, instead")
     _add_state(log)
     log.set_defaults(command=_log)
+
+    settle = commands.add_parser("settle", help="say whether what was cut off had happened: a step, or an effect")
+    settle.add_argument("name", metavar="STEP|KEY")
+    said = settle.add_mutually_exclusive_group(required=True)
+    said.add_argument("--done", nargs="?", const="", metavar="RESULT", help="it had, with this result (-: from stdin)")
+    said.add_argument("--redo", action="store_true", help="it had not: it is done again")
+    _add_state(settle)
+    settle.set_defaults(command=_settle)
     return parser
 
 
@@ -145,3 +153,13 @@ def _log(options: argparse.Namespace) -> int:
     from worker import report
 
     return report.show_log(_state_folder(options), _unit_name(options), options.step, output=options.output)
+
+
+def _settle(options: argparse.Namespace) -> int:
+    from worker import settle
+
+    result: bytes | None = None
+    if not options.redo:
+        result = sys.stdin.buffer.read() if options.done == "-" else os.fsencode(options.done)
+    print(settle.from_outside(_state_folder(options), _unit_name(options), options.name, result))
+    return OK

@@ -16,10 +16,13 @@ from worker.schema import Source, Table, Wrong
 from worker.steps import http as http_step
 from worker.steps import python as python_step
 from worker.task import ITEM, Expect, Task
+from worker.timespan import show
 from worker.yamlfile import Mapping, Node, Scalar, Sequence
 
 _LONGEST_RUN = 64
 _MOST_AT_ONCE = 256
+# A claim is renewed three times while it holds, and a slow server may take some seconds for it.
+_LEASE, _LEASE_MIN = 60.0, 5.0
 
 
 class Config(NamedTuple):
@@ -28,6 +31,9 @@ class Config(NamedTuple):
     run: str
     concurrency: int
     on_failure: Literal["stop", "continue"]
+    on_unknown: Literal["stop", "continue"]
+    ledger: str | None  # a PostgreSQL connection string, which may name secrets; None: SQLite in the state folder
+    lease: float  # seconds that a claim on a server holds without a word from its worker
     tasks: tuple[Task, ...]
     files: tuple[str, ...]
 
@@ -72,7 +78,16 @@ def _load(path: str) -> Config:
         problems.append(Problem(Mark(path, 1, 1), f"{quote(run)} cannot name the run", "add 'run:' and a name"))
     if problems:
         raise ConfigError(problems)
-    return Config(run, top.get("concurrency", 1), top.get("on_failure", "stop"), tasks, (path, *drop_ins))
+    return Config(
+        run=run,
+        concurrency=top.get("concurrency", 1),
+        on_failure=top.get("on_failure", "stop"),
+        on_unknown=top.get("on_unknown", "stop"),
+        ledger=top.get("ledger"),
+        lease=top.get("lease", _LEASE),
+        tasks=tasks,
+        files=(path, *drop_ins),
+    )
 
 
 def _drop_ins(path: str, problems: list[Problem]) -> list[str]:
@@ -137,6 +152,7 @@ def _task(node: Node, source: Source, base: dict[str, Any], ids: dict[str, Mark]
     _check_kind(node, keys, source)
     _check_expect(own, keys, source)
     _check_programs(own, keys, source)
+    _check_redo(own, keys, source)
     if isinstance(own.get("run"), tuple):
         _no_stray_item(node, source)
     if len(source.problems) > known:
@@ -160,6 +176,18 @@ def _check_expect(own: dict[str, Any], keys: dict[str, Mark], source: Source) ->
     if "http" not in keys and ("status" in expect or "json" in expect):
         what = "expect: 'status' and 'json' are for http tasks"
         source.problems.append(Problem(mark, what, "use 'file', 'matches' or 'run'"))
+
+
+def _check_redo(own: dict[str, Any], keys: dict[str, Mark], source: Source) -> None:
+    if own.get("redo") == "check" and "check" not in keys:
+        what = "redo: 'check' wants a command that finds out whether it had happened"
+        source.problems.append(Problem(keys["redo"], what, "add 'check:', or use 'always' or 'never'"))
+    elif "check" in keys and own.get("redo", "check") != "check":
+        what = f"check: would never be asked with 'redo: {own['redo']}'"
+        source.problems.append(Problem(keys["check"], what, "take one of them out"))
+    if ITEM in own.get("key", "") and "foreach" not in keys:
+        what = f"key: {quote(ITEM)} stands for nothing without 'foreach'"
+        source.problems.append(Problem(keys["key"], what, "take it out"))
 
 
 def _check_programs(own: dict[str, Any], keys: dict[str, Mark], source: Source) -> None:
@@ -211,6 +239,9 @@ def _build(mark: Mark, values: dict[str, Any]) -> Task:
         before=values.get("before"),
         after=values.get("after"),
         expect=Expect(**own) if own else None,
+        key=values.get("key"),
+        redo=values.get("redo", "check" if "check" in values else "always"),
+        check=values.get("check"),
         timeout=values.get("timeout"),
         stall_after=values.get("stall_after"),
         watchdog=values.get("watchdog"),
@@ -261,10 +292,28 @@ def _slots(node: Node, source: Source) -> int:
     return value
 
 
+def _server(node: Node, source: Source) -> str:
+    value = schema.text(node, source)
+    if not value.startswith(("postgresql://", "postgres://")):
+        what = f"{quote(value.partition('@')[2] or value)} is not the address of a PostgreSQL server"
+        raise Wrong(node, what, "write postgresql://USER@HOST/DATABASE, or take the line out for SQLite")
+    return value
+
+
+def _lease(node: Node, source: Source) -> float:
+    value = schema.positive_span(node, source)
+    if value < _LEASE_MIN:
+        raise Wrong(node, f"{show(value)} is too short to be kept up", f"use {show(_LEASE_MIN)} or more")
+    return value
+
+
 _MAIN: Table = {
     "run": schema.name(_LONGEST_RUN),
     "concurrency": _slots,
     "on_failure": schema.choice("stop", "continue"),
+    "on_unknown": schema.choice("stop", "continue"),
+    "ledger": _server,
+    "lease": _lease,
     "defaults": lambda node, source: schema.fields(node, fields.DEFAULTS, source),
     "tasks": _list,
 }

@@ -10,7 +10,7 @@ from worker.disk import FULL, PATIENCE
 from worker.errors import AgentError, ConfigError, StateError
 from worker.folder import Places
 from worker.journal import ERROR, WARNING, Journal
-from worker.ledger import StorageFull
+from worker.ledger import LedgerAway, StorageFull
 from worker.run import Run
 from worker.systemd import Notifier
 
@@ -57,9 +57,9 @@ def _work(
     notifier: Notifier,
     environ: Mapping[str, str],
 ) -> int:
-    held = folder.lock(places.root)  # until the process ends
+    held = folder.lock(places.root, places.runtime)  # until the process ends
     sandbox.check(steps, places.secrets)
-    resumed = _resume(places, log, notifier)
+    resumed = _resume(settings, steps, places, log, notifier)
     try:
         for notice in resumed.notices:
             log.event("state", notice, priority=WARNING)
@@ -74,18 +74,22 @@ def _work(
         resumed.ledger.close()
 
 
-def _resume(places: Places, log: Journal, notifier: Notifier) -> resume.Resumed:
-    """Open what an earlier worker left; a disk that is full is waited out, with systemd's leave."""
+def _resume(
+    settings: config.Config, steps: plan.Plan, places: Places, log: Journal, notifier: Notifier
+) -> resume.Resumed:
+    """Open what an earlier worker left; a full disk, or a server that is away, is waited out with systemd's leave."""
     told = False
     gives_up = clock.monotonic() + PATIENCE
     while True:
         try:
-            return resume.open_ledger(places)
+            shared = settings.ledger is not None
+            return resume.join(settings, steps, places) if shared else resume.open_ledger(places)
         except (StorageFull, OSError) as exc:
             if (isinstance(exc, OSError) and exc.errno not in FULL) or clock.monotonic() > gives_up:
                 raise StateError(f"{places.root}: the state cannot be opened: {exc}") from exc
             if not told:
-                text = f"{places.root}: the state cannot be opened ({exc}); waiting for space, nothing is lost"
+                what = "the server" if isinstance(exc, LedgerAway) else "space"
+                text = f"{places.root}: the state cannot be opened ({exc}); waiting for {what}, nothing is lost"
                 log.event("waiting", text, priority=ERROR)
             told = True
             notifier.starting(_STAGE)

@@ -4,14 +4,15 @@ Plain data in, plain data out; no clock, no disk, no process, no dice.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import Literal, NamedTuple
 
 from worker import board as states
 from worker.board import Board, Progress
 from worker.errors import TEMPORARY
-from worker.ledger import AGAIN, DEFERRED, DONE, FAILED, INTERRUPTED, STALLED
+from worker.ledger import AGAIN, DEFERRED, DONE, FAILED, INTERRUPTED, STALLED, UNKNOWN
 from worker.plan import Step
-from worker.task import Retry
+from worker.task import Redo, Retry
 from worker.timespan import show
 
 # The most that a server's Retry-After is obeyed for; some say 10^9.
@@ -21,34 +22,45 @@ _WORTH_IT, _AT_ONCE = 1.0, 20
 
 
 class Next(NamedTuple):
-    """What to do now: start these steps, look again at `wake_at` (monotonic clock), or end the run."""
+    """What to do now: start these steps, look again at `wake_at` (monotonic clock), or end the run.
+
+    Of the steps to start the first `most` are meant; the others stand in for those that another worker has taken.
+    """
 
     start: list[Step]
+    most: int = 0
     wake_at: float = math.inf
     finished: str | None = None  # "done" or "failed": nothing is running and nothing is left to start
 
 
-def next_steps(board: Board, slots: int, now: float, stop_on_failure: bool) -> Next:
+def next_steps(board: Board, slots: int, now: float, stop_for: Collection[int], spare: int = 0) -> Next:
     """Return what to do at the time `now` (monotonic clock) with `slots` places for steps.
+
+    A step in one of the states `stop_for` lets no other one start.  `spare`: how many more steps to name.
 
     The order of the list decides who starts first, `needs` who must wait.  A step that waits for its
     next attempt keeps its place: with one slot the list is a strict sequence, and a later step never
     overtakes one that has failed once.
     """
     running = board.count(states.RUNNING)
-    if stop_on_failure and board.count(states.FAILED) > 0:
+    if any(board.count(state) for state in stop_for):
         return Next([], finished=None if running else FAILED)
     waits = board.waits(now)
-    free = slots - running - len(waits)
+    free = max(0, slots - running - len(waits))
     start: list[Step] = []
-    for step in board.ready():
-        if len(start) >= free:
+    for step in board.ready() if free else ():
+        if len(start) >= free + spare:
             break
         if board.progress(step.id).retry_at <= now:
             start.append(step)
-    if start or running or waits:
-        return Next(start, min(waits, default=math.inf))
-    return Next([], finished=FAILED if board.count(states.FAILED) else DONE)
+    if start or running or waits or board.count(states.ELSEWHERE):
+        return Next(start, free, min(waits, default=math.inf))
+    stuck = board.count(states.FAILED) + board.count(states.UNKNOWN)
+    return Next([], finished=FAILED if stuck else DONE)
+
+
+# Of a step's own program: it was not begun; it said itself that it had failed, or not now; anything else.
+Effect = Literal["none", "refused", "open"]
 
 
 class End(NamedTuple):
@@ -57,36 +69,70 @@ class End(NamedTuple):
     `limit`: the limit it passed, if we ended it for that.  `status`: exit code, negative for a
     signal, None if nobody knows.  `why`: set where there is more to say than the status does.
     `took` in seconds.  `progress`: the furthest it got.  `saved`: its own folder has changed.
-    `retry_after`: seconds it was told to wait.
+    `retry_after`: seconds it was told to wait.  `effect`: what is known of the step's own program in this
+    attempt.  `found`: its check said that it had happened before.  `unknown`: the key of an effect inside it of
+    which nobody can tell whether it happened.
     """
 
     status: int | None
     limit: str | None = None
-    interrupted_by: str | None = None  # "stop", "reboot" or "worker"
+    interrupted_by: str | None = None  # "stop", "reboot", "worker" or "lease"
     why: str = ""
     took: float = 0.0
     progress: float = 0.0
     saved: bool = False
     retry_after: float | None = None
+    effect: Effect = "none"
+    found: bool = False
+    unknown: str = ""
 
 
 class Verdict(NamedTuple):
-    """What the end of an attempt means; `delay` is the time to the next one, in seconds."""
+    """What the end of an attempt means; `delay` is the time to the next one, in seconds.
+
+    `unsure`: it was cut off while its effect may have happened.  `effect`: the key of the effect inside it that
+    is unknown.
+    """
 
     outcome: str
     cause: str
     counted: bool
     final: bool
     delay: float
+    unsure: bool = False
+    effect: str = ""
 
 
-def judge(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
-    """Return what follows from `end`, given what is known of the step; `chance` is from [0, 1)."""
+def judge(end: End, past: Progress, retry: Retry, chance: float, redo: Redo = "always") -> Verdict:
+    """Return what follows from `end`, given what is known of the step; `chance` is from [0, 1).
+
+    Where nobody can tell whether the effect happened, and `redo` does not say that this is harmless, the step
+    is UNKNOWN: at once, or with "check" once no attempt is left in which its check could be asked.
+    """
+    verdict = _outcome(end, past, retry, chance)
+    if verdict.outcome == DONE:
+        return verdict
+    unsure = end.effect == "open" or (end.effect == "none" and past.unsure)
+    if end.unknown:
+        cause = f"{verdict.cause}; {doubt(end.unknown)}"
+    elif unsure and (redo == "never" or (redo == "check" and verdict.final)):
+        cause = f"{verdict.cause}; nobody knows whether it has happened"
+    else:
+        return verdict._replace(unsure=unsure)
+    return Verdict(UNKNOWN, cause, counted=False, final=False, delay=0.0, unsure=unsure, effect=end.unknown)
+
+
+def doubt(effect: str) -> str:
+    """Return what the cause of an attempt says when an effect inside the step is unknown."""
+    return f"nobody knows whether its effect '{effect}' has happened"
+
+
+def _outcome(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
     if end.interrupted_by in ("stop", "reboot"):
         return Verdict(INTERRUPTED, _CAUSES[end.interrupted_by], False, False, 0.0)
     if end.interrupted_by is None and end.limit is None:
         if end.status == 0 and not end.why:
-            return Verdict(DONE, "", False, False, 0.0)
+            return Verdict(DONE, "its check found that it had happened" if end.found else "", False, False, 0.0)
         if end.status == TEMPORARY:
             return _not_now(end, past, retry, chance)
     return _failed(end, past, retry)
@@ -133,6 +179,7 @@ _CAUSES = {
     "stop": "the worker was stopped",
     "reboot": "the machine went down",
     "worker": "the worker died with it",
+    "lease": "the worker that held it was not heard of for too long",
 }
 
 

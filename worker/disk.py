@@ -1,4 +1,6 @@
-"""A full disk is waited out: the worker says what it waits for, keeps pinging, and goes on when it can."""
+"""A full disk, or a ledger's server that is away, is waited out: the worker says what it waits for, keeps pinging,
+and goes on when it can.
+"""
 
 import errno
 from collections.abc import Callable
@@ -7,7 +9,7 @@ from typing import TypeVar
 from worker import clock
 from worker.errors import StateError
 from worker.journal import ERROR, NOTICE, Journal
-from worker.ledger import StorageFull
+from worker.ledger import LedgerAway, StorageFull
 from worker.timespan import show
 
 # After this a person is needed; until then running steps go on and nothing is lost.
@@ -47,10 +49,10 @@ class Disk:
                     raise StateError(f"{what}: cannot be written: {exc.strerror}", "mend that, start again") from exc
                 self._tell(what, exc)
                 if clock.monotonic() >= gives_up:
-                    raise StateError(f"{what}: no space for {show(PATIENCE)}", "make room, start again") from exc
+                    raise StateError(f"{what}: {exc}, for {show(PATIENCE)}", "mend that, start again") from exc
             else:
                 if self.waiting_for is not None:
-                    self._journal.event("waiting", f"{what}: written; going on", priority=NOTICE)
+                    self._journal.event("waiting", f"{what}: there again; going on", priority=NOTICE)
                     self.waiting_for = None
                 return result
             self._pause()
@@ -59,7 +61,9 @@ class Disk:
         if self.waiting_for is None:
             self.waiting_for = what
             reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-            text = f"{what}: cannot be written ({reason}); waiting for space, nothing is lost"
+            wants = "cannot be reached" if isinstance(exc, LedgerAway) else "cannot be written"
+            till = "waiting for it" if isinstance(exc, LedgerAway) else "waiting for space"
+            text = f"{what}: {wants} ({reason}); {till}, nothing is lost"
             self._journal.event("waiting", text, priority=ERROR)
 
     def _pause(self) -> None:

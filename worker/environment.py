@@ -37,7 +37,7 @@ def build(
         AGENT_RUN=places.run,
         AGENT_STEP=step.id,
         AGENT_ATTEMPT=str(number),
-        AGENT_KEY=f"{places.run}:{step.id}",
+        AGENT_KEY=step.key(places.run),
         AGENT_OUT=places.out,
         STATE_DIRECTORY=places.state(step.id),
         NOTIFY_SOCKET=notify,

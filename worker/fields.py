@@ -14,6 +14,7 @@ from worker.task import Command, Foreach, Glob, Items, Lines, Range, Retry
 from worker.yamlfile import Mapping, Node, Scalar, Sequence
 
 LONGEST_ID = 100
+LONGEST_KEY = 200
 _MOST_IN_RANGE = 1_000_000
 _JSON_LITERAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
 _CALL = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -144,6 +145,16 @@ def _call(node: Node, source: Source) -> str:
     return value
 
 
+def _key(node: Node, source: Source) -> str:
+    value = schema.text(node, source)
+    strange = re.sub(r"\{(run|step|item)\}", "", value)
+    if "{" in strange or "}" in strange:
+        raise Wrong(node, f"{quote(value)} has braces that stand for nothing", "use {run}, {step} and {item}")
+    if len(value) > LONGEST_KEY or not strange.isprintable():
+        raise Wrong(node, f"{quote(value)} is not a key", f"use up to {LONGEST_KEY} printable characters")
+    return value
+
+
 def _expect(node: Node, source: Source) -> dict[str, Any]:
     return schema.fields(node, _EXPECT, source)
 
@@ -199,6 +210,9 @@ TASK: Table = {
     "before": _command,
     "after": _command,
     "expect": schema.marked(_expect),
+    "key": _key,
+    "redo": schema.choice("always", "check", "never"),
+    "check": _command,
     **DEFAULTS,
 }
 BASE: dict[str, Any] = {

@@ -122,8 +122,8 @@ class Lock(NamedTuple):
     in_order: bool
 
 
-def lock(root: str) -> Lock:
-    """Take the state folder for this process, until the process ends.
+def lock(root: str, runtime: str = "") -> Lock:
+    """Take the state folder for this process, until the process ends; `runtime` is where it can be asked.
 
     The lock is the kernel's (fcntl(2)) and ends with the process, however it ends.  Nothing else in
     this process may open the lock file: closing any descriptor of it would give the lock up.  Raises
@@ -146,8 +146,19 @@ def lock(root: str) -> Lock:
             "stop that one first, or use another state folder",
         ) from exc
     in_order = os.pread(fd, len(_IN_ORDER), 0) == _IN_ORDER
-    _mark(fd, _AT_WORK)
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, len(_AT_WORK))
+    _mark(fd, _AT_WORK + runtime.encode() + b"\n")
     return Lock(fd, in_order)
+
+
+def runtime(root: str) -> str:
+    """Return the runtime folder of the worker that holds, or held last, the state folder; empty if nobody knows."""
+    try:
+        with open(f"{root}/lock", "rb") as file:
+            return file.read()[len(_AT_WORK) :].rstrip(b"\n").decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def leave(held: Lock) -> None:

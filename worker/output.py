@@ -114,6 +114,14 @@ class Spool:
             os.close(self._fd)
             self._fd = None
 
+    def restart(self) -> None:
+        """Forget what was written so far: another program writes the stream anew."""
+        self.discard()
+        self.size = 0
+        self.inline = True
+        self._memory.clear()
+        self._tail = self._pending = b""
+
     def discard(self) -> None:
         """Close the file and give its space back; the next attempt writes over it."""
         if self._fd is not None:

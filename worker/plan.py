@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from worker import envfile, task, textfile
@@ -39,6 +39,13 @@ class Step(NamedTuple):
     id: str
     task: Task
     item: str | None
+
+    def key(self, run: str) -> str:
+        """Return what the step's effect is known by outside: the same for every attempt, on every machine."""
+        if self.task.key is None:
+            return f"{run}:{self.id}"
+        key = self.task.key.replace("{run}", run).replace("{step}", self.id)
+        return key if self.item is None else key.replace(task.ITEM, self.item)
 
     def argv(self) -> list[str]:
         """Return the program of the step and its arguments; http and python steps are programs of ours."""
@@ -71,6 +78,10 @@ class Plan:
         self.steps = steps
         self.by_id = by_id
         self._task_hashes: dict[str, blake2b] = {}
+
+    def listing(self) -> list[tuple[str, str]]:
+        """Return the id and the definition of every step, in order."""
+        return [(step.id, self.digest(step)) for step in self.steps]
 
     def digest(self, step: Step) -> str:
         """Return a text that stands for the work of a step: while it is the same, the work is.
@@ -123,6 +134,8 @@ def _build(config: Config) -> Plan:
         else:
             _expand(entry, by_id, problems)
     problems += _needs_problems(config.tasks)
+    if any(entry.key is not None for entry in config.tasks):
+        problems += _key_problems(config.run, by_id.values())
     if problems:
         raise ConfigError(problems)
     return Plan(tuple(by_id.values()), by_id)
@@ -144,6 +157,19 @@ def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> Non
             what = f"foreach: the item {quote(item)} is there twice"
             problems.append(Problem(place(index), what, "remove one"))
         by_id[name] = Step(name, entry, item)
+
+
+def _key_problems(run: str, steps: Iterable[Step]) -> list[Problem]:
+    """Return a problem for each step whose effect would be taken for another step's."""
+    problems: list[Problem] = []
+    owners: dict[str, Step] = {}
+    for step in steps:
+        owner = owners.setdefault(step.key(run), step)
+        if owner is not step:
+            mark = (step if step.task.key is not None else owner).task.mark
+            what = f"key: the steps '{owner.id}' and '{step.id}' would both have the key {quote(step.key(run))}"
+            problems.append(Problem(mark, what, "use {step} or {item} in it, or another text"))
+    return problems
 
 
 def _needs_problems(tasks: Sequence[Task]) -> list[Problem]:

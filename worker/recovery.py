@@ -1,17 +1,13 @@
 """Recovery: what a new worker does about the attempts and results that a former one left unfinished."""
 
-import functools
-import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 
-from worker import clock, decide, files, process
-from worker.board import Board
+from worker import clock, decide, process
+from worker.board import WAITING, Board
 from worker.decide import End, Verdict
-from worker.disk import Disk
 from worker.folder import Places
-from worker.journal import ERROR, NOTICE, Journal
-from worker.ledger import DONE, Ending, Ledger, Row
+from worker.ledger import DONE, FAILED, Claim, Ending, Row
 from worker.plan import Plan
 from worker.task import Retry
 
@@ -34,20 +30,24 @@ def end_leftovers(rows: Iterable[Row], places: Places, wait: Callable[[float], N
 
 
 def judge_unclosed(
-    rows: Iterable[Row], plan: Plan, board: Board, boot: str, stopped: bool
+    rows: Iterable[Row], plan: Plan, board: Board, boot: str, stopped: bool, worker: str
 ) -> list[tuple[Verdict, Ending]]:
     """Return how the attempts that no worker closed are to be closed.
 
     After a reboot, and after a stop that the disk was too full to record (`stopped`), that costs the step
     nothing; where the worker died it counts, so that a step which takes the worker down with it does not
-    do so for ever.
+    do so for ever.  `worker` is our name in the rows: the others were another one's, who has lost them.
     """
     found = []
     for row in rows:
         step = plan.by_id.get(row.step)
-        reason = "reboot" if row.boot != boot else "stop" if stopped else "worker"
-        end = End(None, interrupted_by=reason)
-        verdict = decide.judge(end, board.progress(row.step), step.task.retry if step else Retry(), 0.0)
+        mine = row.worker == worker
+        reason = "lease" if not mine else "reboot" if row.boot != boot else "stop" if stopped else "worker"
+        end = End(
+            None, interrupted_by=reason, effect="open", why="" if mine else f"its worker {row.worker} was not heard of"
+        )
+        retry, redo = (step.task.retry, step.task.redo) if step else (Retry(), "always")
+        verdict = decide.judge(end, board.progress(row.step), retry, 0.0, redo)
         ending = Ending(
             step=row.step,
             number=row.number,
@@ -57,47 +57,29 @@ def judge_unclosed(
             cause=verdict.cause,
             status=None,
             ended=clock.wall(),
+            unsure=verdict.unsure,
         )
         found.append((verdict, ending))
     return found
 
 
-def restore_outputs(ledger: Ledger, places: Places, disk: Disk, journal: Journal, thorough: bool) -> None:
-    """Write small results again that are missing in out/, and name large ones that are lost.
+def renamed(plan: Plan, board: Board, gone: Iterable[Row], run: str) -> Iterator[tuple[Row, Verdict, Claim, Ending]]:
+    """Yield what is to be recorded of steps whose key is that of a done step which has left the list.
 
-    `thorough`: after a power cut a file may also be there and hold something else.
+    The same work under the same key is done, whatever the step is called now.  Other work is a conflict: neither
+    done nor skipped, and a person gives it another key.
     """
-    restored = 0
-    for step, output in lost_outputs(ledger, places, thorough):
-        path = places.output(step)
-        if output is None:
-            text = f"{path}: the result is gone; the step stays done (it was too large for the ledger)"
-            journal.event("state", text, step=step, priority=ERROR)
+    done = {row.key or f"{run}:{row.step}": row for row in gone}
+    for step in plan.steps if done else ():
+        row = done.get(step.key(run)) if step.task.key is not None else None
+        if row is None or board.state(step.id) != WAITING:
             continue
-        disk.persist(path, functools.partial(files.publish, path, output))
-        restored += 1
-    if restored:
-        text = f"{places.out}: {restored} results written again from the ledger"
-        journal.event("state", text, priority=NOTICE)
-
-
-def lost_outputs(ledger: Ledger, places: Places, thorough: bool) -> Iterator[tuple[str, bytes | None]]:
-    """Yield the done steps whose results are missing in out/, with their bytes as far as the ledger has them.
-
-    `thorough`: small results are compared byte for byte, since a power cut may have cut them short.
-    """
-    there = set(os.listdir(places.out))
-    for row in ledger.rows():
-        if row.outcome != DONE or (row.step in there and not thorough):
-            continue
-        output = ledger.output(row.seq)
-        if row.step in there and (output is None or _holds(places.output(row.step), output)):
-            continue
-        yield row.step, output
-
-
-def _holds(path: str, content: bytes) -> bool:
-    try:
-        return files.read(path) == content
-    except OSError:
-        return False
+        same = row.definition == plan.digest(step)
+        cause = f"done as '{row.step}', which had the same key"
+        if not same:
+            cause = f"its key '{step.key(run)}' stands for other work, done as '{row.step}'; give it another key"
+        verdict = Verdict(DONE if same else FAILED, cause, counted=not same, final=not same, delay=0.0)
+        now = clock.wall()
+        claim = Claim(step.id, board.progress(step.id).number + 1, plan.digest(step), now, row.boot, step.key(run))
+        ending = Ending(step.id, claim.number, verdict.outcome, not same, not same, cause, None, now)
+        yield row, verdict, claim, ending

@@ -3,17 +3,19 @@
 The ledger is read without a lock; a living worker is asked through its control socket.
 """
 
+import contextlib
 import json
 import os
 import sys
 from typing import Any
 
 from worker import board as boards
-from worker import clock, config, control, folder, ledger, plan, sandbox, status, unit
+from worker import clock, config, control, folder, ledger, member, plan, sandbox, status, unit
 from worker.clock import Now
 from worker.errors import OK, AgentError, ConfigError, StateError
 from worker.folder import Places
-from worker.ledger import Row
+from worker.ledger import Ledger, Row
+from worker.ledger.effects import UNKNOWN
 from worker.ledger.sqlite import SqliteLedger
 from worker.signs import printable
 from worker.timespan import show
@@ -58,63 +60,76 @@ def look(root: str, unit_name: str | None) -> dict[str, Any]:
 
     `worker.state` is "active", "silent" (it lives and does not answer: stopped or hanging) or "absent".
     """
-    store = _open(root, unit_name)
     try:
         pid = folder.holder(root)
-        if pid is not None:
-            answer = _ask(store.fact("runtime"))
-            if answer is not None:
-                return answer
+    except PermissionError:
+        pid = None  # of what may not be read, the ledger says it better
+    if pid is not None:
+        answer = _ask(root)
+        if answer is not None:
+            return answer
+    with contextlib.closing(open_ledger(root, unit_name)) as store:
         return _from_ledger(store, pid)
-    finally:
-        store.close()
 
 
-def _open(root: str, unit_name: str | None) -> SqliteLedger:
+def _ask(root: str) -> dict[str, Any] | None:
+    try:
+        return control.ask(Places("", root, folder.runtime(root)).control)
+    except OSError:
+        return None
+
+
+def open_ledger(root: str, unit_name: str | None, writable: bool = False) -> Ledger:
+    """Return the ledger of the state folder `root`; whoever wants to write holds the folder's lock.
+
+    Raises StateError with what to do when there is none, or it cannot be read.
+    """
     path = Places("", root, "").ledger
     try:
-        return SqliteLedger.open(path, read_only=True)
+        shared = member.look(root, unit_name, writable)
+        if shared is not None:
+            return shared
+        return SqliteLedger.open(path, read_only=not writable)
     except FileNotFoundError:
         if not os.access(root, os.X_OK) and os.path.isdir(root):
             raise StateError(f"{root}: may not be read by this user", "use sudo, or join its group") from None
         command = f"systemctl start {unit_name}" if unit_name else f"agentctl run LIST --state {root}"
         raise StateError(f"{root}: no run has been started here", f"start one: {command}") from None
+    except ledger.LedgerAway as exc:
+        raise StateError(
+            f"the ledger's server cannot be reached: {exc}", "try again; the run goes on by itself"
+        ) from exc
     except ledger.StorageFull as exc:
         raise StateError(f"{path}: cannot be read: {exc}", "use sudo, or join its group") from exc
     except ledger.LedgerCorrupt as exc:
         raise StateError(f"{path}: cannot be read: {exc}", "starting the agent sets it aside") from exc
 
 
-def _ask(runtime: str | None) -> dict[str, Any] | None:
-    try:
-        return control.ask(Places("", "", runtime or "").control)
-    except OSError:
-        return None
-
-
-def _from_ledger(store: SqliteLedger, pid: int | None) -> dict[str, Any]:
+def _from_ledger(store: Ledger, pid: int | None) -> dict[str, Any]:
     """Return the same facts as a worker's own answer, from the rows alone."""
     rows = list(store.rows())
     current = [
         {"step": row.step, "attempt": row.number, "since": clock.stamp(row.started), "status": None}
+        | ({"worker": row.worker} if row.worker else {})
         for row in rows
-        if row.outcome is None and pid is not None
+        if row.outcome is None and (pid is not None or store.shared)
     ]
     newest = max((row.ended or row.started for row in rows), default=None)
     state = store.fact("state") or "running"
     if pid is None and state == "running":
         state = "stopped"
     try:
-        board = _board(store, rows)
-        counts = [board.total, *map(board.count, (boards.DONE, boards.FAILED, boards.WAITING))]
+        counts = status.counts(_board(store, rows))
     except AgentError:  # the list is gone or wrong by now: as it was when the worker last read it
         total, done = int(store.fact("total") or 0), sum(row.outcome == ledger.DONE for row in rows)
-        counts = [total, done, 0, max(0, total - done)]
-    counts[3] -= len(current)
+        counts = {"total": total, "done": done, "failed": 0, "skipped": 0, "unknown": 0, "elsewhere": 0}
+        counts["waiting"] = max(0, total - done)
+    counts["waiting"] -= sum(not row.get("worker") for row in current)
     return {
         "run": store.fact("run"),
         "status": state,
-        "steps": status.counts(*counts),
+        "steps": counts,
+        "outcomes": json.loads(store.fact("outcomes") or "{}"),
         "current": current,
         "waiting_for": None,
         "updated": clock.stamp(newest) if newest else None,
@@ -132,6 +147,8 @@ def _print_status(found: dict[str, Any]) -> None:
     line = f"run {found['run']}: {found['status']}, {steps['done']}/{steps['total']} done"
     if steps["failed"]:
         line += f", {steps['failed']} failed"
+    if steps["unknown"]:
+        line += f", {steps['unknown']} unknown"
     print(line)
     pid = f", process {worker['pid']}" if worker["pid"] else ""
     print(f"worker: {_WORKER[worker['state']]}{pid}, version {worker['version']}")
@@ -139,9 +156,12 @@ def _print_status(found: dict[str, Any]) -> None:
         said = f" · {printable(step['status'])}" if step["status"] else ""
         age = step.get("last_sign_age")
         sign = f" · last sign of life {show(age)} ago" if age is not None else ""
-        print(f"  {step['step']}, attempt {step['attempt']}, since {step['since']}{sign}{said}")
+        whose = f" with {step['worker']}" if step.get("worker") else ""
+        print(f"  {step['step']}, attempt {step['attempt']}{whose}, since {step['since']}{sign}{said}")
+    if any(found["outcomes"].values()):
+        print("outcomes: " + ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count))
     if found["waiting_for"]:
-        print(f"waiting for space: {found['waiting_for']}")
+        print(f"waiting for: {found['waiting_for']}")
     unit_state = found.get("unit")
     if unit_state and unit_state.get("hint"):
         print(f"unit: {unit_state['state']}; {unit_state['hint']}")
@@ -151,15 +171,16 @@ def _print_status(found: dict[str, Any]) -> None:
 _WORKER = {"active": "working", "silent": "does not answer (stopped, or hanging)", "absent": "not running"}
 
 
-def _board(store: SqliteLedger, rows: list[Row]) -> boards.Board:
+def _board(store: Ledger, rows: list[Row]) -> boards.Board:
     """Return where every step of the list stands by the ledger's rows; raises AgentError if there is no list."""
     steps = plan.build(config.load(store.fact("config") or ""))
-    return boards.replay(steps, rows, int(store.fact("counted_from") or 0), Now(0.0, 0.0)).board
+    counted_from = int(store.fact("counted_from") or 0)
+    return boards.replay(steps, rows, counted_from, Now(0.0, 0.0), store.worker).board
 
 
 def show_list(root: str, unit_name: str | None) -> int:
     """Print every step of the list, and those the ledger knows besides, with its state."""
-    store = _open(root, unit_name)
+    store = open_ledger(root, unit_name)
     try:
         rows = list(store.rows())
         alive = folder.holder(root) is not None
@@ -168,6 +189,7 @@ def show_list(root: str, unit_name: str | None) -> int:
             if row.outcome == ledger.DONE or row.step not in last or last[row.step].outcome != ledger.DONE:
                 last[row.step] = row
         names, waiting = list(last), set[str]()
+        unknown = [effect for effect in store.effects.all() if effect.state == UNKNOWN]
         try:
             board = _board(store, rows)
         except AgentError as exc:
@@ -178,6 +200,10 @@ def show_list(root: str, unit_name: str | None) -> int:
             names = listed + [name for name in last if name not in set(listed)]
         for name in names:
             print(_list_line(name, last.get(name), name in waiting, alive))
+        for effect in unknown:
+            print(f"unknown  effect '{effect.key}' of {effect.step}, since {clock.stamp(effect.at)}")
+        if unknown or any(row.outcome == ledger.UNKNOWN for row in last.values()):
+            print(f"unknown: {status.settling('NAME')}", file=sys.stderr)
     finally:
         store.close()
     return OK
@@ -187,10 +213,13 @@ def _list_line(name: str, row: Row | None, waiting: bool, alive: bool) -> str:
     if row is None:
         return f"waiting  {name}"
     if row.outcome is None:
-        state = "running" if alive else "cut off"
-        return f"{state:<8} {name}  attempt {row.number} since {clock.stamp(row.started)}"
+        state = "running" if alive or row.worker else "cut off"
+        whose = f" with {row.worker}" if row.worker else ""
+        return f"{state:<8} {name}  attempt {row.number}{whose} since {clock.stamp(row.started)}"
     if row.outcome == ledger.DONE:
         return f"done     {name}  {clock.stamp(row.ended or 0)} in {_took(row)}{_tries(row)}"
+    if row.outcome == ledger.UNKNOWN:
+        return f"unknown  {name}  attempt {row.number}: {row.cause}"
     state = "waiting" if waiting else "failed"
     return f"{state:<8} {name}  attempt {row.number} {row.outcome}: {row.cause}"
 
@@ -205,7 +234,7 @@ def _tries(row: Row) -> str:
 
 def show_log(root: str, unit_name: str | None, step: str, output: bool) -> int:
     """Print what `step` wrote to standard error, attempt by attempt; or its result, byte for byte."""
-    store = _open(root, unit_name)
+    store = open_ledger(root, unit_name)
     try:
         rows = [row for row in store.rows() if row.step == step]
         if not rows:
@@ -221,7 +250,7 @@ def show_log(root: str, unit_name: str | None, step: str, output: bool) -> int:
     return OK
 
 
-def _copy_output(store: SqliteLedger, places: Places, rows: list[Row]) -> None:
+def _copy_output(store: Ledger, places: Places, rows: list[Row]) -> None:
     """Print the result of a step byte for byte; of one that is not done, what its last attempt left."""
     row = next((row for row in rows if row.outcome == ledger.DONE), rows[-1])
     if row.outcome is None:
@@ -229,7 +258,7 @@ def _copy_output(store: SqliteLedger, places: Places, rows: list[Row]) -> None:
     _copy(store.output(row.seq), places.output(row.step))
 
 
-def _print_log(store: SqliteLedger, places: Places, row: Row) -> None:
+def _print_log(store: Ledger, places: Places, row: Row) -> None:
     """Print how an attempt ended and what it wrote to standard error; a failed one's output as well."""
     sys.stdout.write(f"== attempt {row.number}, {clock.stamp(row.started)}: {_ended(row)}\n")
     sys.stdout.flush()

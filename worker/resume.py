@@ -9,18 +9,20 @@ read is set aside, never overwritten; if nothing sound is left the worker does n
 import os
 from typing import NamedTuple
 
-from worker import checkpoint, folder, shelf
-from worker.checkpoint import CheckpointError
+from worker import checkpoint, folder, member, shelf
+from worker.checkpoint import Checkpoint, CheckpointError, Header
+from worker.config import Config
 from worker.errors import StateError
 from worker.folder import Places
-from worker.ledger import LedgerCorrupt
+from worker.ledger import Ledger, LedgerCorrupt
 from worker.ledger.sqlite import SUFFIXES, SqliteLedger
+from worker.plan import Plan
 
 
 class Resumed(NamedTuple):
     """An open ledger, and what people should know of how it came about."""
 
-    ledger: SqliteLedger
+    ledger: Ledger
     notices: list[str]
 
 
@@ -31,13 +33,7 @@ def open_ledger(places: Places) -> Resumed:
     if a newer version wrote it; then every file is where it was.
     """
     notices: list[str] = []
-    other = _other_run(places)
-    if other is not None:
-        shelf.put_away(places, other)
-        notices.append(f"{places.root}: the state of the run '{other}' is kept in runs/{other}")
-    if shelf.take_out(places):
-        notices.append(f"{places.root}: the state of the run '{places.run}' is back from runs/{places.run}")
-    folder.make(places.root)
+    _make_room(places, notices)
     ledger, broken = _open(places)
     if ledger is not None:
         _compare(ledger, places, notices)
@@ -46,6 +42,27 @@ def open_ledger(places: Places) -> Resumed:
     if ledger.fact("run") is None:
         ledger.note({"run": places.run})
     return Resumed(ledger, notices)
+
+
+def join(settings: Config, steps: Plan, places: Places) -> Resumed:
+    """Return the ledger on the server that the list names, the state folder being this run's.
+
+    Raises as member.join and open_ledger do.
+    """
+    notices: list[str] = []
+    _make_room(places, notices)
+    return Resumed(member.join(settings, steps, places, notices), notices)
+
+
+def _make_room(places: Places, notices: list[str]) -> None:
+    """Let the state folder be this run's."""
+    other = _other_run(places)
+    if other is not None:
+        shelf.put_away(places, other)
+        notices.append(f"{places.root}: the state of the run '{other}' is kept in runs/{other}")
+    if shelf.take_out(places):
+        notices.append(f"{places.root}: the state of the run '{places.run}' is back from runs/{places.run}")
+    folder.make(places.root)
 
 
 def _other_run(places: Places) -> str | None:
@@ -79,9 +96,10 @@ def _compare(ledger: SqliteLedger, places: Places, notices: list[str]) -> None:
         if head.run != places.run:
             raise CheckpointError(f"it is of the run '{head.run}'")
         if head.revision > ledger.revision():
-            _head, rows = checkpoint.load(places.checkpoint)
-            added = ledger.restore(rows)
-            notices.append(f"{places.ledger}: older than checkpoint.json; {added} attempts taken over from there")
+            found = checkpoint.load(places.checkpoint)
+            added = ledger.restore(found.attempts) + ledger.effects.restore(found.effects)
+            if added:
+                notices.append(f"{places.ledger}: older than checkpoint.json; {added} attempts taken over from there")
     except FileNotFoundError:
         pass
     except (CheckpointError, OSError) as exc:
@@ -92,11 +110,11 @@ def _compare(ledger: SqliteLedger, places: Places, notices: list[str]) -> None:
 def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLedger:
     """Make a ledger from the checkpoint, or an empty one if there is no trace of an earlier one."""
     try:
-        head, rows = checkpoint.load(places.checkpoint)
+        found = checkpoint.load(places.checkpoint)
     except FileNotFoundError:
         if broken is not None:
             raise _hopeless(places, f"{places.ledger}: {broken}, and there is no checkpoint.json") from None
-        head, rows = None, []
+        found = Checkpoint(Header(places.run, 0, {}), [], [])
     except (CheckpointError, OSError) as exc:
         lost = f"{places.ledger}: {broken}" if broken else f"{places.ledger}: missing"
         raise _hopeless(places, f"{lost}, and {places.checkpoint}: {exc}") from exc
@@ -108,11 +126,12 @@ def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLe
         aside = folder.set_aside(places.ledger, SUFFIXES)
         notices.append(f"{places.ledger}: missing, but its -wal is there; set aside as {aside}")
     try:
-        ledger = SqliteLedger.create(places.ledger, rows, {"run": places.run} | (head.facts if head else {}))
+        facts = {"run": places.run} | found.header.facts
+        ledger = SqliteLedger.create(places.ledger, found.attempts, facts, found.effects)
     except ValueError as exc:
         raise _hopeless(places, f"{places.ledger}: missing, and {places.checkpoint}: {exc}") from exc
-    if head is not None:
-        notices.append(f"{places.ledger}: made anew from checkpoint.json, {len(rows)} attempts")
+    if found.header.revision:
+        notices.append(f"{places.ledger}: made anew from checkpoint.json, {len(found.attempts)} attempts")
     return ledger
 
 

@@ -5,45 +5,50 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 """
 
 import contextlib
+import functools
+import json
 import math
-import os
-import random
 import signal
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from worker import (
     __version__,
     clock,
-    config,
     control,
     decide,
     environment,
-    folder,
     ledger,
-    plan,
     process,
     recovery,
-    sandbox,
     status,
 )
 from worker import board as boards
-from worker import note as notes
 from worker.attempt import Attempt
+from worker.board import Board
+from worker.broker import Broker
 from worker.checkpoint import Keeper
 from worker.config import Config
+from worker.crew import Crew, Ended
 from worker.decide import Verdict
 from worker.disk import Disk, Stopped
-from worker.errors import OK, STEP_FAILED, WORK_LEFT, ConfigError, StateError
+from worker.errors import OK, STEP_FAILED, WORK_LEFT
 from worker.events import Events, Signals
 from worker.folder import Places
-from worker.journal import ERROR, NOTICE, Journal
-from worker.ledger import Claim, Ending, Ledger
-from worker.output import Spool
-from worker.plan import Plan, Step
-from worker.slot import Slot
+from worker.journal import NOTICE, WARNING, Journal
+from worker.ledger import Claim, Ending, Ledger, Server
+from worker.peers import SPARE, Peers
+from worker.plan import Plan
+from worker.results import Results
+from worker.standing import Standing
 from worker.systemd import Notifier
+from worker.tasklist import Tasklist
 from worker.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from worker.ledger.remote import RemoteLedger
+
+T = TypeVar("T")
 
 # A step asked to end because the worker stops has this long; the unit's TimeoutStopSec= is longer.
 STOP_GRACE = 30.0
@@ -66,35 +71,36 @@ class Run:
     ) -> None:
         """`stopped_before`: the last worker ended in order, so no step died because it did."""
         self._stopped_before = stopped_before
-        self._config = settings
-        self._plan = steps
+        self._list = Tasklist(settings, places.secrets, journal)
         self._places = places
-        self._ledger = store
         self._journal = journal
         self._notifier = notifier
-        self._base = environment.inherited(environ)
         self._hangup_stops = "NOTIFY_SOCKET" not in environ  # a closed terminal, not `systemctl reload`
-        self._fingerprint = config.fingerprint(settings.files[0])
         self._boot = clock.boot_id()
+        self._store = places.ledger if settings.ledger is None else "the ledger"
         self._events = Events()
         self._running: dict[str, Attempt] = {}
-        self._slots: list[Slot] = []  # those without a step
-        self._slot_count = 0
         self._watchdog = Watchdog(self._events, notifier, self._running)
         self._disk = Disk(journal, self._watchdog.wait, lambda: self._stopping)
-        self._keeper = Keeper(places.checkpoint, places.run, store, journal)
         self._stopping = False
+        self._ledger = self._reached(store)
+        self._results = Results(self._ledger, places, self._disk, journal)
+        base = environment.inherited(environ)
+        self._crew = Crew(self._running, places, journal, self._events, self._disk, self._ledger, self._results, base)
+        self._keeper = Keeper(places.checkpoint, places.run, self._ledger, journal)
+        self._broker = Broker(self._ledger.effects, self._persist, self._vouches, self._on_effect, self._settled)
+        self._outcomes = status.Outcomes()
         self._reload = False
         self._began = clock.monotonic()
-        self._started = 0  # attempts started by this worker
-        self._found = self._replay()
-        self._board = self._found.board
+        self._standing = Standing(steps, self._ledger, self._persist)
+        self._found = self._standing.read()
+        self._peers = self._others(settings.lease) if store.shared else None
 
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
         numbers = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         signals = Signals(self._events, numbers, self._on_signal)
-        server = control.Server(self._places.control, self._events, self.snapshot)
+        server = control.Server(self._places.control, self._events, self.snapshot, self._broker)
         try:
             self._notifier.ready(self._summary())
             self._begin(self._found)
@@ -114,12 +120,19 @@ class Run:
             self._conclude("stopped")
             return self._exit_status("stopped")
         finally:
-            for attempt in self._running.values():
-                attempt.kill()
-            for slot in self._slots:
-                slot.close()
+            self._crew.close()
             server.close()
             signals.close()
+            if self._peers is not None:
+                self._ledger.close()  # its thread; the caller opened the ledger and closes it
+
+    @property
+    def _board(self) -> Board:
+        return self._standing.board
+
+    @property
+    def _plan(self) -> Plan:
+        return self._standing.plan
 
     # -- the loop
 
@@ -127,197 +140,205 @@ class Run:
         """Do everything that can be done now, then wait; return how the run ended, once it has."""
         if self._reload:
             self._reload_config()
-        endings = [self._settle(attempt) for attempt in list(self._running.values()) if attempt.over]
+        self._broker.work(clock.monotonic())
+        self._park()
+        self._hear_peers()
+        for attempt in [attempt for attempt in self._crew.over() if attempt.lost]:
+            self._crew.dismiss(attempt)
+            self._read_all()
+        endings = [self._settle(attempt) for attempt in self._crew.over()]
         upcoming = decide.Next([]) if self._stopping else self._decide()
-        attempts = [self._claim(step) for step in upcoming.start]
-        if endings or attempts:
-            self._commit(endings, attempts)
+        if endings or upcoming.start:
+            claims = [self._standing.claim(step, self._places.run, self._boot) for step in upcoming.start]
+            self._commit(endings, claims, upcoming.most)
         if self._stopping and not self._running:
             return "stopped"
         if upcoming.finished is not None and not self._running:
-            return None if self._more_to_do() else upcoming.finished
-        if not any(attempt.over for attempt in self._running.values()):
-            self._watchdog.wait(min(upcoming.wake_at, self._keeper.due_at()))
+            return None if self._more_to_do() or self._others_differ() else upcoming.finished
+        if not self._crew.over():
+            self._watchdog.wait(min(upcoming.wake_at, self._keeper.due_at(), self._broker.due_at(), self._look_at()))
         self._keeper.keep(clock.monotonic())
         return None
 
     def _decide(self) -> decide.Next:
-        stop = self._config.on_failure == "stop"
+        settings = self._list.settings
+        stop_for = [boards.FAILED] if settings.on_failure == "stop" else []
+        stop_for += [boards.UNKNOWN] if settings.on_unknown == "stop" else []
         strangers = sum(step not in self._plan.by_id for step in self._running)  # taken off the list meanwhile
-        slots = self._config.concurrency - strangers
-        return decide.next_steps(self._board, slots, clock.monotonic(), stop)
+        slots = settings.concurrency - strangers
+        spare = SPARE if self._peers else 0
+        return decide.next_steps(self._board, slots, clock.monotonic(), stop_for, spare)
 
-    def _claim(self, step: Step) -> Attempt:
-        """Return the next attempt at `step`, not started yet."""
-        if not self._slots:
-            self._slots.append(Slot(self._slot_count, self._places))
-            self._slot_count += 1
-        slot = self._slots.pop()
-        number = self._board.progress(step.id).number + 1
-        attempt = Attempt(step, number, slot, self._places, self._journal, self._events, self._leaders)
-        attempt.definition = self._plan.digest(step)
-        self._board.set(step.id, boards.RUNNING)
-        return attempt
+    def _settle(self, attempt: Attempt) -> Ended:
+        ended = self._crew.settle(attempt, self._board.progress(attempt.step.id))
+        self._standing.mark(ended.ending, attempt.definition)
+        return ended
 
-    def _settle(self, attempt: Attempt) -> tuple[Attempt, Verdict, Ending]:
-        """Judge an attempt that is over; its output is durable when this returns."""
-        step, end = attempt.step, attempt.end()
-        past = self._board.progress(step.id)
-        verdict = decide.judge(end, past, step.task.retry, random.random())
-        output, log = attempt.output, attempt.log
-        if verdict.outcome == ledger.DONE and os.path.isdir(self._places.output(step.id)):
-            end = end._replace(why=f"it has made a folder where its result belongs: {self._places.output(step.id)}")
-            verdict = decide.judge(end, past, step.task.retry, random.random())
-        done = verdict.outcome == ledger.DONE
-        if done:
-            self._publish(step.id, output)
-        else:
-            output.discard()
-        ending = Ending(
-            step=step.id,
-            number=attempt.number,
-            outcome=verdict.outcome,
-            counted=verdict.counted,
-            final=verdict.final,
-            cause=verdict.cause,
-            status=end.status,
-            ended=clock.wall(),
-            took=end.took,
-            delay=verdict.delay,
-            progress=end.progress,
-            spend=attempt.spend,
-            detail=attempt.detail,
-            output=output.contents() if output.inline or not done else None,
-            output_size=output.size,
-            log=log.contents(),
-            log_size=log.size,
-        )
-        self._disk.persist(log.path, log.retry)
-        log.close()
-        del self._running[step.id]
-        attempt.slot.clear(self._places.state(step.id))
-        self._slots.append(attempt.slot)
-        self._mark(ending, attempt.definition)
-        return attempt, verdict, ending
-
-    def _mark(self, ending: Ending, definition: str) -> None:
-        """Bring the board up to date with the end of an attempt at what `definition` stood for."""
-        step = ending.step
-        if step not in self._plan.by_id:
-            return  # taken off the list while it ran
-        if ending.outcome == ledger.DONE:
-            self._board.set(step, boards.DONE)
-            return
-        if definition != self._plan.digest(self._plan.by_id[step]):  # mended meanwhile: all its attempts anew
-            self._board.set_progress(step, boards.Progress(number=ending.number))
-            self._board.set(step, boards.WAITING)
-            return
-        before, spent = self._board.progress(step), ending.took + ending.delay
-        known = boards.advance(before, ending.outcome, ending.counted, spent, ending.progress)
-        retry_at = clock.monotonic() + ending.delay
-        self._board.set_progress(step, known._replace(number=ending.number, retry_at=retry_at))
-        self._board.set(step, boards.FAILED if ending.final else boards.WAITING)
-
-    def _commit(self, ended: list[tuple[Attempt, Verdict, Ending]], starting: list[Attempt]) -> None:
+    def _commit(self, ended: list[Ended], claims: list[Claim], most: int) -> None:
         """Make ends and claims durable in one transaction; then start what was claimed."""
-        now = clock.wall()
-        endings = [ending for _attempt, _verdict, ending in ended]
-        claims = [Claim(a.step.id, a.number, a.definition, now, self._boot) for a in starting]
-        self._disk.persist(self._places.root, lambda: self._ledger.record(endings, claims))
-        for attempt, verdict, ending in ended:
+        endings = [entry.ending for entry in ended]
+        recorded = self._persist(lambda: self._ledger.record(endings, claims, most))
+        for attempt, verdict, ending, found, again in ended:
+            if ending.step in recorded.lost:
+                self._discard(ending)
+                continue
+            self._outcomes.step(verdict.outcome, found, again)
             self._tell(ending.step, ending.number, verdict, clock.monotonic() - attempt.started)
         if ended:
             self._keeper.changed()
             self._keeper.keep(clock.monotonic())
-        for attempt in starting:
-            self._started += 1
-            step, number = attempt.step.id, attempt.number
+        if self._peers and len(recorded.claims) < min(most, len(claims)):
+            self._peers.behind()
+        if self._stopping:  # told to while the ledger was asked
+            self._give_back(recorded.claims)
+            return
+        for claim in recorded.claims:
+            step, number = claim.step, claim.number
             text = f"{step}: started" if number == 1 else f"{step}: started, attempt {number}"
             self._journal.event("step-started", text, step=step, attempt=number)
-            self._start(attempt)
+            self._board.set(step, boards.RUNNING)
+            self._crew.start(claim, self._plan.by_id[step], self._board.progress(step))
         self._notifier.status(self._summary(), clock.monotonic())
 
-    def _start(self, attempt: Attempt) -> None:
-        """Start a claimed attempt, with a note about the one before it."""
-        step, slot = attempt.step, attempt.slot
-        past = self._board.progress(step.id)
-        note: str | None = None
-        row = self._ledger.last_closed(step.id) if attempt.number > 1 else None
-        if row is not None:
-            note = self._places.note(slot.number)
-            log, output = self._ledger.log(row.seq), self._ledger.output(row.seq) or b""
-            try:
-                notes.write(note, row, log, output, past, step.task.retry)
-            except OSError as exc:
-                self._journal.warning(f"{note}: cannot be written ({exc.strerror}); {step.id} goes without")
-                note = None
-        self._tidy(slot, step)
-        self._running[step.id] = attempt
-        attempt.start(self._base, note, past.best, clock.now())
+    def _give_back(self, claims: list[Claim]) -> None:
+        """Close attempts that were claimed and not begun."""
+        now, cause = clock.wall(), "the worker was stopped before it began"
+        endings = [Ending(c.step, c.number, ledger.INTERRUPTED, False, False, cause, None, now) for c in claims]
+        if endings:
+            self._persist(lambda: self._ledger.record(endings, [], 0))
 
-    def _tidy(self, slot: Slot, step: Step) -> None:
-        """Make what the step needs to find, whatever an earlier one has removed; a full disk is waited out."""
-        if not all(os.path.isdir(path) for path in (self._places.out, self._places.work)):
-            self._disk.persist(self._places.root, lambda: folder.make(self._places.root))
-            recovery.restore_outputs(self._ledger, self._places, self._disk, self._journal, thorough=False)
-        # What else is in the way of its own folder is the step's fault, and its attempt's end.
-        with contextlib.suppress(StateError):
-            self._disk.persist(self._places.state(step.id), lambda: slot.furnish(self._places.state(step.id)))
+    def _persist(self, action: Callable[[], T]) -> T:
+        """Return `action()` on the ledger; a full disk, or a server that is away, is waited out."""
+        return self._disk.persist(self._store, action)
 
-    def _leaders(self, pid: int) -> set[int]:
-        """Return the leading processes of the steps that run, but for `pid`."""
-        return {attempt.pid for attempt in self._running.values() if attempt.pid} - {pid}
+    # -- effects inside a step
 
-    def _publish(self, step: str, output: Spool) -> None:
-        """Give a result its name in out/, before the commit, so that a committed step always has it.
+    def _vouches(self, step: str) -> bool:
+        attempt = self._running.get(step)
+        return attempt is not None and not attempt.lost and attempt.within_limits(clock.monotonic())
 
-        A large one is durable then; a small one is made durable by the commit itself, and written
-        again from the ledger if a power cut takes the file.
-        """
-        path = self._places.output(step)
-        self._disk.persist(path, lambda: output.publish(path))
+    def _on_effect(self, step: str, key: str, outcome: str) -> None:
+        """Note what became of an effect that `step` asked for."""
+        attempt = self._running.get(step)
+        if attempt is not None and outcome == "unknown":
+            attempt.unknown = key
+        self._outcomes.effect(outcome)
+        self._keeper.changed()
+        news = status.effect(step, key, outcome)
+        self._journal.event(news.event, news.text, step=step, priority=news.priority, AGENT_OUTCOME=outcome)
+
+    def _settled(self, name: str, result: bytes | None, who: str) -> str:
+        """Do what a person says of something unknown; return it in words.  Raises AgentError."""
+        from worker import settle  # for the rare moment
+
+        done = self._persist(lambda: settle.settle(self._ledger, self._places, name, result, who))
+        self._journal.event("settled", done, priority=NOTICE)
+        self._read_all()
+        self._keeper.changed()
+        return done
+
+    def _park(self) -> None:
+        """Hold no limit but its timeout against a step that waits for an effect which another step of ours is at."""
+        waiting = self._broker.waiting()
+        for name, attempt in self._running.items():
+            attempt.park(name in waiting, clock.monotonic())
+
+    # -- other workers of the run
+
+    def _reached(self, store: Ledger) -> Ledger:
+        """Return a ledger that can be asked without blocking the loop."""
+        if not store.shared:
+            return store
+        from worker.ledger.remote import RemoteLedger  # threads and sockets, for those who share
+
+        return RemoteLedger(cast(Server, store), self._events, self._watchdog.wait)
+
+    def _others(self, lease: float) -> Peers:
+        remote = cast("RemoteLedger", self._ledger)
+        return Peers(remote, self._running, self._standing, self._results, self._persist, self._journal, lease)
+
+    def _hear_peers(self) -> None:
+        """Take in what other workers have done, and take over what they have left."""
+        if self._peers is not None and clock.monotonic() >= self._look_at():
+            orphans = self._peers.hear(self._on_awaited)
+            self._broker.look_again()
+            self._close_unclosed(orphans)
+
+    def _look_at(self) -> float:
+        return self._peers.due_at(not self._running) if self._peers is not None else math.inf
+
+    def _on_awaited(self) -> None:
+        self._outcomes.effect("awaited")
+        self._keeper.changed()
+
+    def _others_differ(self) -> bool:
+        """At the end of the list, look at the whole ledger: return whether others have left something to do."""
+        if self._peers is None:
+            return False
+        self._read_all()
+        return self._decide().finished is None
+
+    def _read_all(self) -> None:
+        if self._peers is not None:
+            self._peers.read_all()
+        else:
+            self._standing.read(self._running)
+
+    def _discard(self, ending: Ending) -> None:
+        """Forget what an attempt did whose claim was lost before its end could be recorded."""
+        self._results.discard(ending.step)
+        text = f"{ending.step}: attempt {ending.number} ended, but its claim is another worker's by now; not recorded"
+        self._journal.event("step-lost", text, step=ending.step, attempt=ending.number, priority=WARNING)
+        self._read_all()
 
     # -- beginning and end
-
-    def _replay(self) -> boards.Replay:
-        counted_from = int(self._ledger.fact("counted_from") or 0)
-        return boards.replay(self._plan, self._ledger.rows(), counted_from, clock.now())
 
     def _begin(self, found: boards.Replay) -> None:
         """Take up what an earlier worker left."""
         process.keep_descriptors()
         process.become_subreaper()
-        rebooted = self._ledger.fact("boot") != self._boot
-        recovery.restore_outputs(self._ledger, self._places, self._disk, self._journal, thorough=rebooted)
+        self._results.restore(thorough=self._persist(lambda: self._ledger.fact("boot")) != self._boot)
         facts = {
             "state": "running",
             "boot": self._boot,
             "version": __version__,
-            "runtime": self._places.runtime,
-            "config": self._config.files[0],
+            "config": self._list.path,
             "total": str(found.board.total),
         }
-        if self._ledger.fact("state") == "failed":
+        if self._persist(lambda: self._ledger.fact("state")) == "failed":
             # The run had come to its end; whoever starts it again wants the failed steps tried again.
-            facts["counted_from"] = str(max((row.seq for row in self._ledger.rows()), default=0))
-        self._disk.persist(self._places.ledger, lambda: self._ledger.note(facts))
+            seqs = self._persist(lambda: [row.seq for row in self._ledger.rows()])
+            facts["counted_from"] = str(max(seqs, default=0))
+        self._persist(lambda: self._ledger.note(facts))
         if "counted_from" in facts:
-            found = self._replay()
-            self._board = found.board
+            found = self._standing.read()
         self._close_unclosed(found.unclosed)
+        self._outcomes.effect("skipped", self._board.count(boards.DONE))
         self._announce(found)
+        self._know_again(found.gone)
+
+    def _know_again(self, gone: list[ledger.Row]) -> None:
+        """Record as done what was done under the same key by a step that is no longer in the list."""
+        for row, verdict, claim, ending in list(recovery.renamed(self._plan, self._board, gone, self._places.run)):
+            if verdict.outcome == ledger.DONE:
+                ending = ending._replace(output=self._results.copy(row, ending.step), output_size=row.output_size)
+            self._persist(functools.partial(self._ledger.record, [], [claim], 1))
+            self._persist(functools.partial(self._ledger.record, [ending], [], 0))
+            self._standing.mark(ending, claim.definition)
+            self._tell(ending.step, ending.number, verdict)
 
     def _close_unclosed(self, rows: list[ledger.Row]) -> None:
         """Close attempts that died with their worker, after ending what is left of their processes."""
         for name in recovery.end_leftovers(rows, self._places, self._watchdog.wait):
             self._journal.event("leftovers", f"ended {name}, left by a dead worker", priority=NOTICE)
-        closed = recovery.judge_unclosed(rows, self._plan, self._board, self._boot, self._stopped_before)
+        worker = self._ledger.worker
+        closed = recovery.judge_unclosed(rows, self._plan, self._board, self._boot, self._stopped_before, worker)
         if not closed:
             return
-        self._disk.persist(self._places.ledger, lambda: self._ledger.record([e for _, e in closed], []))
+        self._persist(lambda: self._ledger.record([ending for _, ending in closed], [], 0))
         definitions = {row.step: row.definition for row in rows}
         for verdict, ending in closed:
-            self._mark(ending, definitions[ending.step])
+            self._standing.mark(ending, definitions[ending.step])
             self._tell(ending.step, ending.number, verdict)
         self._keeper.changed()
 
@@ -329,12 +350,12 @@ class Run:
             text = f"{step}: defined otherwise than when it was done; not done again (another id would run it)"
             self._journal.event("plan-changed", text, step=step, priority=NOTICE)
         if found.gone:
-            text = f"{found.gone} finished steps are no longer in the list"
+            text = f"{len(found.gone)} finished steps are no longer in the list"
             self._journal.event("plan-changed", text)
 
     def _more_to_do(self) -> bool:
         """At the end of the list, take in what was added to the configuration meanwhile."""
-        if config.fingerprint(self._config.files[0]) == self._fingerprint:
+        if not self._list.changed():
             return False
         self._reload_config()
         return self._decide().finished is None
@@ -343,42 +364,25 @@ class Run:
         """Read the configuration again; one that is wrong changes nothing."""
         self._reload = False
         self._notifier.reloading()
-        self._fingerprint = config.fingerprint(self._config.files[0])
-        try:
-            settings = config.load(self._config.files[0])
-            steps = plan.build(settings)
-            sandbox.check(steps, self._places.secrets)
-        except ConfigError as exc:
-            for problem in exc.problems:
-                self._journal.event("reloaded", str(problem), priority=ERROR)
-            self._journal.event("reloaded", "the configuration is wrong; the former one stays", priority=ERROR)
-        else:
-            self._take_over(settings, steps)
+        steps = self._list.read_again(lambda plan: self._persist(lambda: self._ledger.enlist(plan.listing())))
+        if steps is not None:
+            self._standing.plan = steps
+            self._read_all()
+            facts = {"state": "running", "total": str(self._board.total)}
+            self._persist(lambda: self._ledger.note(facts))
+            self._journal.event("reloaded", f"the configuration was read again: {self._board.total} steps")
         self._notifier.ready(self._summary())
-
-    def _take_over(self, settings: Config, steps: Plan) -> None:
-        if settings.run != self._places.run:
-            text = f"a run's name cannot change while it runs (to '{settings.run}'); the former list stays"
-            self._journal.event("reloaded", text, priority=ERROR)
-            return
-        self._config, self._plan = settings, steps
-        self._board = self._replay().board
-        for step in self._running:
-            if step in steps.by_id:
-                self._board.set(step, boards.RUNNING)
-        facts = {"state": "running", "total": str(self._board.total)}
-        self._disk.persist(self._places.ledger, lambda: self._ledger.note(facts))
-        self._journal.event("reloaded", f"the configuration was read again: {self._board.total} steps")
 
     def _conclude(self, finished: str) -> None:
         """Write down how the run stands, and say so."""
         if finished != "stopped":
             with contextlib.suppress(Stopped):
-                self._disk.persist(self._places.ledger, lambda: self._ledger.note({"state": finished}))
+                facts = {"state": finished, "outcomes": json.dumps(self._outcomes.counts)}
+                self._persist(lambda: self._ledger.note(facts))
             self._keeper.changed()
         took = clock.monotonic() - self._began
-        news = status.closing(finished, self._places.run, self._board, self._started, took)
-        self._journal.event(news.event, news.text, priority=news.priority)
+        news = status.closing(finished, self._places.run, self._board, self._crew.started, took, self._outcomes)
+        self._journal.event(news.event, news.text, priority=news.priority, AGENT_OUTCOMES=self._outcomes.text())
         self._keeper.keep(math.inf)
 
     def _exit_status(self, finished: str) -> int:
@@ -411,8 +415,8 @@ class Run:
 
     def snapshot(self) -> dict[str, Any]:
         """Return how the run stands, for the control socket."""
-        running = self._running.values()
-        return status.snapshot(self._places.run, self._board, running, self._disk.waiting_for, clock.now())
+        running, waiting_for = self._running.values(), self._disk.waiting_for
+        return status.snapshot(self._places.run, self._board, running, waiting_for, self._outcomes, clock.now())
 
     def _tell(self, step: str, number: int, verdict: Verdict, took: float = 0.0) -> None:
         """Say in the journal what became of an attempt."""

@@ -159,6 +159,7 @@ class Limits:
         "_sign",
         "_timeout_at",
         "own",
+        "parked",
         "progress_every",
         "stall_after",
         "timeout",
@@ -172,6 +173,7 @@ class Limits:
         self.progress_every = _or_never(task.progress_every)
         # What the step promised holds for its own program, not for what runs before and after it.
         self.own = True
+        self.parked = False  # it waits for another step, and only its timeout holds
         self._timeout_at = now + self.timeout
         self._sign = self._beat = self._progress = now
 
@@ -179,6 +181,12 @@ class Limits:
         """Begin a new program of the same attempt; the timeout goes on."""
         self.own = own
         self._sign = self._beat = self._progress = now
+
+    def park(self, parked: bool, now: float) -> None:
+        """Suspend the limits on silence, or begin them anew."""
+        if self.parked and not parked:
+            self._sign = self._beat = self._progress = now
+        self.parked = parked
 
     def sign(self, now: float) -> None:
         """Note output, a status or CPU time used."""
@@ -221,6 +229,8 @@ class Limits:
 
     def _ends(self) -> Iterator[tuple[str, float]]:
         yield "timeout", self._timeout_at
+        if self.parked:
+            return
         yield "stall_after", self._sign + self.stall_after
         if self.own:
             yield "watchdog", self._beat + self.watchdog

@@ -14,6 +14,29 @@ from worker.journal import ERROR, INFO, NOTICE, WARNING
 from worker.timespan import show
 
 
+class Outcomes:
+    """How often steps, and effects inside them, were done and found to be done: proof that resuming works."""
+
+    NAMES = ("executed", "skipped", "awaited", "taken-over", "found")
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(self.NAMES, 0)
+
+    def step(self, outcome: str, found: bool, again: bool) -> None:
+        """Count a step whose attempt had this outcome; `again`: the attempt before it had been cut off."""
+        if outcome == ledger.DONE:
+            self.effect("found" if found else "taken-over" if again else "executed")
+
+    def effect(self, outcome: str, times: int = 1) -> None:
+        """Count an outcome if it is one of NAMES; the others are no proof of anything."""
+        if outcome in self.counts:
+            self.counts[outcome] += times
+
+    def text(self) -> str:
+        """Return those that have occurred: executed 3, skipped 37."""
+        return ", ".join(f"{name} {count}" for name, count in self.counts.items() if count) or "nothing executed"
+
+
 class News(NamedTuple):
     """A line for the journal: a key of journal.MESSAGE_IDS, the text, its priority."""
 
@@ -34,8 +57,12 @@ def opening(run: str, board: Board, root: str) -> News | None:
 def news(step: str, number: int, verdict: Verdict, took: float, board: Board) -> News:
     """Return what became of attempt `number` of `step`, which took so many seconds."""
     if verdict.outcome == ledger.DONE:
-        text = f"{step}: done in {show(took)} ({board.count(boards.DONE)}/{board.total})"
+        how = f"; {verdict.cause}" if verdict.cause else ""
+        text = f"{step}: done in {show(took)} ({board.count(boards.DONE)}/{board.total}){how}"
         return News("step-done", text, INFO)
+    if verdict.outcome == ledger.UNKNOWN:
+        text = f"{step}: unknown: {verdict.cause} (attempt {number}); {settling(verdict.effect or step)}"
+        return News("step-unknown", text, ERROR)
     if verdict.final:
         return News("step-failed", f"{step}: failed for good: {verdict.cause} (attempt {number})", ERROR)
     if verdict.outcome == ledger.INTERRUPTED:
@@ -49,18 +76,35 @@ def news(step: str, number: int, verdict: Verdict, took: float, board: Board) ->
     return News("step-retry", f"{step}: attempt {number} {verdict.cause}; {wait}", WARNING)
 
 
-def closing(finished: str, run: str, board: Board, attempts: int, took: float) -> News:
+def settling(name: str) -> str:
+    """Return what a person is to do about a step or effect of which nobody knows whether it happened."""
+    return f"look, and say so: agentctl settle '{name}' --done [RESULT], or --redo"
+
+
+def effect(step: str, key: str, outcome: str) -> News:
+    """Return what became of an effect that a step asked for."""
+    text = f"{step}: effect '{key}': {outcome}"
+    if outcome == "unknown":
+        return News("effect", f"{text}, it was cut off; {settling(key)}", ERROR)
+    if outcome == "conflict":
+        return News("effect", f"{text}, the key stands for something else; neither done nor skipped", ERROR)
+    return News("effect", text, WARNING if outcome == "lost" else INFO)
+
+
+def closing(finished: str, run: str, board: Board, attempts: int, took: float, outcomes: Outcomes) -> News:
     """Return the last line of a worker's life: `finished` is "done", "failed" or "stopped"."""
     counts = f"{board.count(boards.DONE)} of {board.total} steps done"
     if finished == "stopped":
         return News("run-stopped", f"run {run}: stopped, {counts}", NOTICE)
     if finished == "failed":
         text = f"run {run}: failed, {counts}, {board.count(boards.FAILED)} failed for good"
+        if board.count(boards.UNKNOWN):
+            text += f", {board.count(boards.UNKNOWN)} unknown (agentctl list)"
         return News("run-failed", text, ERROR)
     if not attempts:
         return News("nothing-to-do", f"run {run}: nothing to do, all {board.total} steps are done", INFO)
     since = f"{attempts} {'attempt' if attempts == 1 else 'attempts'} in {show(took)} since this start"
-    return News("run-done", f"run {run}: done, {counts}; {since}", NOTICE)
+    return News("run-done", f"run {run}: done, {counts}; {since} ({outcomes.text()})", NOTICE)
 
 
 def summary(board: Board, running: Collection[Attempt], waiting_for: str | None) -> str:
@@ -68,13 +112,19 @@ def summary(board: Board, running: Collection[Attempt], waiting_for: str | None)
     parts = [f"{board.count(boards.DONE)}/{board.total} done"]
     if board.count(boards.FAILED):
         parts.append(f"{board.count(boards.FAILED)} failed")
+    if board.count(boards.UNKNOWN):
+        parts.append(f"{board.count(boards.UNKNOWN)} unknown")
+    if board.count(boards.ELSEWHERE):
+        parts.append(f"{board.count(boards.ELSEWHERE)} with other workers")
     if waiting_for:
-        parts.append(f"waiting for space: {waiting_for}")
+        parts.append(f"waiting for {waiting_for}")
     parts += [f"{attempt.step.id}, attempt {attempt.number}" for attempt in running]
     return " · ".join(parts)
 
 
-def snapshot(run: str, board: Board, running: Collection[Attempt], waiting_for: str | None, now: Now) -> dict[str, Any]:
+def snapshot(
+    run: str, board: Board, running: Collection[Attempt], waiting_for: str | None, outcomes: Outcomes, now: Now
+) -> dict[str, Any]:
     """Return what a living worker says of its run; ages in seconds, times as UTC text.
 
     `last_sign_age` is the age of the newest sign of life of any running step, None when none runs.
@@ -95,7 +145,8 @@ def snapshot(run: str, board: Board, running: Collection[Attempt], waiting_for: 
     return {
         "run": run,
         "status": "running",
-        "steps": counts(board.total, board.count(boards.DONE), board.count(boards.FAILED), board.count(boards.WAITING)),
+        "steps": counts(board),
+        "outcomes": outcomes.counts,
         "current": current,
         "waiting_for": waiting_for,
         "updated": clock.stamp(now.wall),
@@ -104,6 +155,14 @@ def snapshot(run: str, board: Board, running: Collection[Attempt], waiting_for: 
     }
 
 
-def counts(total: int, done: int, failed: int, waiting: int) -> dict[str, int]:
-    """Return the counts of steps by state."""
-    return {"total": total, "done": done, "failed": failed, "skipped": 0, "unknown": 0, "waiting": waiting}
+def counts(board: Board) -> dict[str, int]:
+    """Return the counts of steps by state; `elsewhere`: other workers of the run are at them."""
+    return {
+        "total": board.total,
+        "done": board.count(boards.DONE),
+        "failed": board.count(boards.FAILED),
+        "skipped": 0,
+        "unknown": board.count(boards.UNKNOWN),
+        "elsewhere": board.count(boards.ELSEWHERE),
+        "waiting": board.count(boards.WAITING),
+    }

@@ -1,6 +1,6 @@
 """A task as data: one entry of the list, every value typed, every default filled in, every path absolute."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from worker.errors import Mark
 
@@ -48,6 +48,9 @@ class Retry(NamedTuple):
 
 
 Command = str | tuple[str, ...]  # text for the shell, or the arguments of a program
+# What to do about a step that was cut off, so that nobody knows whether its effect happened: do it again; ask
+# `check`; or leave that to a person.
+Redo = Literal["always", "check", "never"]
 
 
 class Expect(NamedTuple):
@@ -81,6 +84,9 @@ class Task(NamedTuple):
     before: Command | None
     after: Command | None
     expect: Expect | None
+    key: str | None  # what the effect is known by outside, with {run}, {step} and {item}; None: RUN:STEP
+    redo: Redo
+    check: Command | None  # exits with 0 if the effect has happened, 1 if not; its output is the result
     timeout: float | None
     stall_after: float | None
     watchdog: float | None

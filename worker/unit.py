@@ -33,6 +33,12 @@ def properties(name: str, *wanted: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
 
 
+def credentials(name: str) -> dict[str, str]:
+    """Return the file of each credential that the unit loads: where it lies while the unit does not run."""
+    found = properties(name, "LoadCredential").get("LoadCredential", "")
+    return dict(entry.split(":", 1) for entry in found.split() if ":" in entry)
+
+
 def state(name: str) -> dict[str, Any] | None:
     """Return how the unit stands, with the command that brings it back if it has failed."""
     found = properties(name, "ActiveState", "SubState", "Result", "NRestarts", "ExecMainStatus")

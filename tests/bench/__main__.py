@@ -13,11 +13,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 from tests.bench import peers
 from tests.support import ROOT, Worker
+from worker.ledger import DONE, Claim, Ending
+from worker.ledger.sqlite import SqliteLedger
 
 SLICE = 200  # steps of the yardstick between two slices of the worker's
 
@@ -25,6 +27,7 @@ SLICE = 200  # steps of the yardstick between two slices of the worker's
 def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="agent-bench-", dir=os.environ.get("AGENT_BENCH_DIR", "/var/tmp")))
     try:
+        bench_ledger(folder)
         bench_steps(folder)
         bench_naive(folder)
         bench_parallel(folder)
@@ -34,6 +37,34 @@ def main() -> None:
         bench_idle(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def bench_ledger(folder: Path) -> None:
+    """Claim and commit of a step, beside one durable transaction of SQLite, in slices that take turns."""
+    place = folder / "ledger"
+    place.mkdir()
+    yardstick = peers.transaction(place)
+    for redo in ("always", "never"):
+        ledger = SqliteLedger.create(str(place / f"{redo}.db"))
+        claims = (Claim(f"s@{n}", 1, "0123456789abcdef", 1.0, "boot", "", redo == "always") for n in count())
+        claim = next(claims)
+        ledger.record([], [claim])
+        ours: list[float] = []
+        theirs: list[float] = []
+        for _ in range(30):
+            with peers.stopwatch(ours):
+                for _ in range(SLICE):
+                    ended = Ending(
+                        claim.step, 1, DONE, False, False, "", 0, 2.0, 1.0, output=b"a result\n", output_size=9
+                    )
+                    claim = next(claims)
+                    ledger.record([ended], [claim])
+            with peers.stopwatch(theirs):
+                for _ in range(SLICE):
+                    yardstick()
+        ledger.close()
+        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+        print(f" ledger: claim and commit {ratio:.2f} x one durable transaction (redo: {redo})", flush=True)
 
 
 def bench_steps(folder: Path) -> None:

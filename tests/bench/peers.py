@@ -9,19 +9,29 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def limit(folder: Path) -> Callable[[], None]:
-    """One process and one durable transaction: posix_spawn of `sh -c true`, one INSERT (WAL, FULL)."""
+def transaction(folder: Path) -> Callable[[], None]:
+    """One durable transaction: one INSERT (WAL, FULL)."""
     db = sqlite3.connect(folder / "limit.db", isolation_level=None)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.execute("CREATE TABLE done (id INTEGER PRIMARY KEY, step TEXT)")
 
-    def step() -> None:
-        pid = os.posix_spawn("/bin/sh", ["sh", "-c", "true"], {})
-        os.waitpid(pid, 0)
+    def insert() -> None:
         db.execute("BEGIN IMMEDIATE")
         db.execute("INSERT INTO done (step) VALUES ('a step with a name of some length')")
         db.execute("COMMIT")
+
+    return insert
+
+
+def limit(folder: Path) -> Callable[[], None]:
+    """One process and one durable transaction: posix_spawn of `sh -c true`, one INSERT."""
+    insert = transaction(folder)
+
+    def step() -> None:
+        pid = os.posix_spawn("/bin/sh", ["sh", "-c", "true"], {})
+        os.waitpid(pid, 0)
+        insert()
 
     return step
 

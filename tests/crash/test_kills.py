@@ -169,14 +169,14 @@ tasks:
   - {id: s, foreach: {range: 1-4}, run: 'echo "$AGENT_ITEM" >> ran; echo result'}
   - {id: big, run: head -c 100000 /dev/zero}
 """)
-    w._environ["PYTHONPATH"] += f":{hook}"
+    w.environ["PYTHONPATH"] += f":{hook}"
     kills = 0
     for after in range(1, 12):
-        w._environ["KILL_AFTER"] = str(after)
+        w.environ["KILL_AFTER"] = str(after)
         status = w.run()
         kills += status == -9
         assert status in (0, -9), w.lines[-5:]
-    w._environ["KILL_AFTER"] = "-1"
+    w.environ["KILL_AFTER"] = "-1"
     assert w.run() == 0
     assert kills >= 1, "the point was never reached"
     assert sorted(w.done()) == ["big", "s@1", "s@2", "s@3", "s@4"]

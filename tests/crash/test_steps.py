@@ -322,7 +322,7 @@ def test_status_answers_from_a_living_a_stopped_and_a_dead_worker(worker: MakeWo
         shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
         found = json.loads(shown.stdout)
         assert {"run", "status", "steps", "current", "updated"} <= set(found)
-        assert set(found["steps"]) == {"total", "done", "failed", "skipped", "unknown", "waiting"}
+        assert set(found["steps"]) == {"total", "done", "failed", "skipped", "unknown", "elsewhere", "waiting"}
         return dict(found)
 
     w = worker(f"""
@@ -380,7 +380,7 @@ def test_a_reload_that_fails_keeps_the_former_list(worker: MakeWorker) -> None:
     w = worker("tasks:\n  - {id: a, run: 'echo ready >&2; while ! [ -e go ]; do sleep 0.05; done', cwd: .}")
     path = str(w.config.parent / "notify")
     listening.bind(path)
-    w._environ["NOTIFY_SOCKET"] = path
+    w.environ["NOTIFY_SOCKET"] = path
     w.start().until("a: ready")
     good = w.config.read_text()
     w.config.write_text("tasks: 3\n")

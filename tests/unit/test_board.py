@@ -3,6 +3,7 @@
 from tests.plans import plan_of, row
 from worker import board as boards
 from worker.clock import Now
+from worker.plan import Plan
 
 NOW = Now(wall=2000.0, monotonic=50.0)
 
@@ -18,7 +19,7 @@ def test_finished_steps_are_matched_by_id_wherever_they_stand() -> None:
     found = boards.replay(after, rows, 0, NOW)
 
     assert [step.id for step in found.board.ready()] == ["new", "c"]
-    assert found.gone == 1
+    assert [entry.step for entry in found.gone] == ["a"]
     assert found.changed == []
 
 
@@ -110,3 +111,39 @@ def test_a_long_step_at_the_front_does_not_make_the_rest_slow() -> None:
     board.state = lambda step: reads.append(step) or state(step)  # type: ignore[func-returns-value,method-assign]
     assert [step.id for step in board.ready()] == ["s999"]
     assert len(reads) < 10
+
+
+def test_what_a_person_has_settled_goes_on_even_if_it_was_the_last_of_its_task() -> None:
+    """
+    Unknown until somebody says so, whatever the list says by now; then all its attempts anew.
+    """
+    plan = plan_of("a", "b")
+    rows = [row(1, "a", "unknown", plan, unsure=True), row(2, "b", "done", plan)]
+    assert boards.replay(plan, rows, 0, NOW).board.state("a") == boards.UNKNOWN
+    board = boards.replay(plan, [*rows, row(3, "a", "redo", plan, number=2)], 0, NOW).board
+    assert (board.state("a"), board.progress("a")) == (boards.WAITING, boards.Progress(number=2))
+    assert [step.id for step in board.ready()] == ["a"]
+
+
+def test_what_was_cut_off_before_the_list_said_never_is_unknown() -> None:
+    """
+    The doubt is in the row; what to do about it is the list's to say now.
+    """
+    plan = plan_of("a")
+    cut_off = row(1, "a", "interrupted", plan, unsure=True)
+    assert boards.replay(plan, [cut_off], 0, NOW).board.state("a") == boards.WAITING
+    step = plan.steps[0]._replace(task=plan.steps[0].task._replace(redo="never"))
+    assert boards.replay(Plan((step,), {"a": step}), [cut_off], 0, NOW).board.state("a") == boards.UNKNOWN
+
+
+def test_an_open_attempt_of_another_worker_is_elsewhere() -> None:
+    """
+    Ours to close are our own; the others' come back as waiting or done when they end.
+    """
+    plan = plan_of("a", "b")
+    rows = [row(1, "a", None, plan, worker="me"), row(2, "b", None, plan, worker="other")]
+    found = boards.replay(plan, rows, 0, NOW, "me")
+    assert [entry.step for entry in found.unclosed] == ["a"]
+    assert (found.board.state("a"), found.board.state("b")) == (boards.WAITING, boards.ELSEWHERE)
+    boards.take(found.board, plan.steps[1], row(2, "b", "done", plan), plan.digest(plan.steps[1]), 0, NOW, "me")
+    assert found.board.state("b") == boards.DONE

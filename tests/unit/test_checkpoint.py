@@ -33,7 +33,7 @@ def test_what_was_written_comes_back(tmp_path: Path, steps: int) -> None:
     path = str(tmp_path / "checkpoint.json")
     checkpoint.write(path, "demo", store)
 
-    head, attempts = checkpoint.load(path)
+    head, attempts, _effects = checkpoint.load(path)
 
     assert head == checkpoint.header(path)
     assert (head.run, head.revision) == ("demo", 2 * steps)
@@ -51,7 +51,7 @@ def test_what_was_written_comes_back(tmp_path: Path, steps: int) -> None:
         b"[]",
         b"null",
         b'{"format": 1, "run": 1, "revision": "x", "facts": {},\n"attempts": [\n{}\n]}\n',
-        b'{"format": 2, "run": "a", "revision": 1, "facts": {},\n"attempts": [\n{}\n]}\n',
+        b'{"format": 3, "run": "a", "revision": 1, "facts": {},\n"attempts": [\n{}\n]}\n',
     ],
 )
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:

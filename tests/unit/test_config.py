@@ -63,7 +63,16 @@ tasks:
     retry: {attempts: 5, delay: 0}
 """,
     )
-    assert loaded._replace(tasks=()) == ("release-981", 1, "continue", (), (f"{tmp_path}/config.yaml",))
+    assert loaded._replace(tasks=()) == (
+        "release-981",
+        1,
+        "continue",
+        "stop",
+        None,
+        60.0,
+        (),
+        (f"{tmp_path}/config.yaml",),
+    )
     (task,) = loaded.tasks
     assert task.run == ("./process", "--file={item}", "")
     assert task.shell == ("bash", "-euc")
@@ -90,6 +99,18 @@ def test_the_least_that_can_be_written(tmp_path: Path) -> None:
     assert (task.run, task.shell, task.env, task.env_files) == ("true\n", ("/bin/sh", "-c"), {}, ())
     assert (task.cwd, task.foreach, task.timeout, task.stall_after, task.watchdog) == (None,) * 5
     assert task.retry == Retry(3, 10.0)
+
+
+def test_what_is_cut_off_is_checked_if_there_is_a_check(tmp_path: Path) -> None:
+    """
+    A check alone means redo: check; without one it is always, and a check that nobody asks is a mistake.
+    """
+    tasks = load(
+        tmp_path, "tasks:\n- {id: a, run: x, check: y}\n- {id: b, run: x, redo: never}\n- {id: c, run: x}\n"
+    ).tasks
+    assert [(task.redo, task.check) for task in tasks] == [("check", "y"), ("never", None), ("always", None)]
+    (only,) = refused(tmp_path, "tasks: [{id: a, run: x, redo: always, check: y}]")
+    assert "check: would never be asked with 'redo: always'; take one of them out" in only
 
 
 def test_defaults_stand_under_what_a_task_says(tmp_path: Path) -> None:
@@ -196,6 +217,10 @@ MISTAKES = [
     ("foreach: []", "1:14: foreach: the list is empty"),
     ("foreach: {range: 40-1}", "1:22: range: the range '40-1' runs backwards; write 1-40"),
     ("foreach: {range: 1..4}", "1:22: range: '1..4' is not a range"),
+    ("redo: maybe", "1:11: redo: cannot be 'maybe'; write always or check or never"),
+    ("redo: check", "1:5: redo: 'check' wants a command that finds out whether it had happened; add 'check:'"),
+    ("key: 'pr-{number}'", "1:10: key: 'pr-{number}' has braces that stand for nothing; use {run}, {step} and {item}"),
+    ("key: '{run}-{item}'", "1:5: key: '{item}' stands for nothing without 'foreach'"),
     ("foreach: {range: 1-9999999}", "1:22: range: the range '1-9999999' is too long"),
 ]
 
@@ -230,6 +255,11 @@ def test_a_mistake_in_a_task_is_one_line(tmp_path: Path, line: str, said: str) -
             "config.yaml:1:13: on_failure: cannot be 'explode'; write stop or continue",
         ),
         ("run: ../x\n", "config.yaml:1:6: run: '../x' is not a name"),
+        ("on_unknown: guess\n", "config.yaml:1:13: on_unknown: cannot be 'guess'; write stop or continue"),
+        (
+            "ledger: mysql://me:planted@db/x\n",
+            "config.yaml:1:9: ledger: 'db/x' is not the address of a PostgreSQL server; write postgresql://",
+        ),
         ("defaults: {id: x}\n", "config.yaml:1:12: unknown key 'id'"),
         ("tsaks: []\n", "config.yaml:1:1: unknown key 'tsaks'; did you mean 'tasks'?"),
     ],

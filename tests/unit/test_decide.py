@@ -7,13 +7,13 @@ from worker import board as boards
 from worker import decide
 from worker.board import UNTRIED, Board, Progress
 from worker.decide import End, Verdict
-from worker.task import Retry
+from worker.task import Redo, Retry
 
 RETRY = Retry(attempts=3, delay=10.0, never=(4,))
 
 
 def choose(board: Board, slots: int = 1, stop: bool = True, now: float = 100.0) -> decide.Next:
-    return decide.next_steps(board, slots, now, stop)
+    return decide.next_steps(board, slots, now, [boards.FAILED] if stop else [])
 
 
 def started(chosen: decide.Next) -> list[str]:
@@ -177,3 +177,85 @@ def test_a_step_that_got_further_is_started_again_at_once() -> None:
     assert judged(End(75, saved=True), Progress(again=20)).outcome == "deferred", "a time stamp is no progress"
     assert judged(End(75, saved=True, took=5.0), Progress(again=99)).outcome == "again"
     assert judged(End(75, progress=2.0), Progress(best=2.0)).outcome == "deferred"
+
+
+CUT_OFF = [
+    End(None, interrupted_by="worker", effect="open"),
+    End(None, interrupted_by="stop", effect="open"),
+    End(-9, effect="open"),
+    End(-15, limit="timeout", why="took too long", effect="open"),
+    End(1, why="after: ended with status 1", effect="open"),
+]
+
+
+@pytest.mark.parametrize("end", CUT_OFF)
+def test_what_was_cut_off_is_redone_checked_or_left_to_a_person(end: End) -> None:
+    """
+    Case S9: as the task says; nothing is guessed where it says that redoing is not harmless.
+    """
+    always, check, never = (decide.judge(end, UNTRIED, RETRY, 0.5, redo) for redo in ("always", "check", "never"))
+    assert always == check and always.unsure and always.outcome != "unknown"
+    assert (never.outcome, never.counted, never.final) == ("unknown", False, False)
+    assert never.cause == f"{always.cause}; nobody knows whether it has happened"
+    last = decide.judge(end, Progress(failures=2), RETRY, 0.5, "check")
+    assert last.outcome == ("interrupted" if end.interrupted_by == "stop" else "unknown")
+
+
+@pytest.mark.parametrize("redo", ["always", "check", "never"])
+def test_a_step_that_says_itself_that_it_failed_is_tried_again(redo: Redo) -> None:
+    """
+    Its word is as good as a check: nothing has happened.
+    """
+    verdict = decide.judge(End(1, effect="refused"), Progress(unsure=True), RETRY, 0.5, redo)
+    assert (verdict.outcome, verdict.counted, verdict.unsure) == ("failed", True, False)
+
+
+def test_a_doubt_lasts_until_somebody_has_an_answer() -> None:
+    """
+    An attempt that never came to the step's own program leaves things as unsure as they were.
+    """
+    doubtful = Progress(unsure=True)
+    assert decide.judge(End(2, effect="none"), doubtful, RETRY, 0.5, "check").unsure
+    assert not decide.judge(End(2, effect="none"), UNTRIED, RETRY, 0.5, "check").unsure
+    assert (
+        decide.judge(End(2, effect="none"), Progress(failures=2, unsure=True), RETRY, 0.5, "check").outcome == "unknown"
+    )
+    found = decide.judge(End(0, effect="none", found=True), doubtful, RETRY, 0.5, "check")
+    assert (found.outcome, found.cause) == ("done", "its check found that it had happened")
+
+
+def test_an_unknown_effect_inside_it_makes_a_step_unknown() -> None:
+    """
+    Whatever may be done about the step itself: the effect is a person's to settle.
+    """
+    verdict = decide.judge(End(1, effect="refused", unknown="mail"), UNTRIED, RETRY, 0.5)
+    assert verdict.outcome == "unknown"
+    assert verdict.cause == "exited with status 1; nobody knows whether its effect 'mail' has happened"
+    assert decide.judge(End(0, effect="open", unknown="mail"), UNTRIED, RETRY, 0.5).outcome == "done"
+
+
+def test_an_unknown_step_stops_the_run_or_is_left_behind() -> None:
+    """
+    on_unknown: stop lets nothing new begin; continue works through the rest, and the run has failed either way.
+    """
+    board = Board(graph(a=(), b=("a",), c=()))
+    board.set("a", boards.UNKNOWN)
+    assert decide.next_steps(board, 1, 100.0, [boards.UNKNOWN]) == decide.Next([], finished="failed")
+    assert started(decide.next_steps(board, 1, 100.0, [])) == ["c"]
+    board.set("c", boards.DONE)
+    assert decide.next_steps(board, 1, 100.0, []).finished == "failed"
+
+
+def test_what_others_are_at_is_waited_for() -> None:
+    """
+    The run is not over while another worker has a step, and steps beyond those wanted stand in for taken ones.
+    """
+    board = Board(plan_of("a", "b", "c", "d"))
+    board.set("a", boards.ELSEWHERE)
+    chosen = decide.next_steps(board, 1, 100.0, [], spare=2)
+    assert (started(chosen), chosen.most) == (["b", "c", "d"], 1)
+    for name in ("b", "c", "d"):
+        board.set(name, boards.DONE)
+    assert decide.next_steps(board, 1, 100.0, []).finished is None
+    board.set("a", boards.DONE)
+    assert decide.next_steps(board, 1, 100.0, []).finished == "done"

@@ -272,6 +272,10 @@ def test_the_lock_covers_what_the_project_asks_for() -> None:
     assert {p.split("==")[0] for p in pins} >= asked
     assert all("==" in p for p in pins)
     assert runtime.count("--hash=sha256:") >= len(pins)
+    for extra in ("http", "postgres"):
+        section = lock.split(f"# == {extra} ==")[1].split("# ==")[0]
+        for name in project["optional-dependencies"][extra]:
+            assert f"\n{name.split('>=')[0].split('[')[0]}==" in section
     assert "://" not in lock
 
 

@@ -141,6 +141,29 @@ def test_a_file_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
     only.encode()
 
 
+def test_a_key_is_the_steps_own_for_good(tmp_path: Path) -> None:
+    """
+    RUN:STEP, or what the task says; it is no part of the work, so that who changes it redoes nothing.
+    """
+    built = build(tmp_path, "- {id: a, run: x}\n- {id: b, run: x, foreach: [1], key: '{run}/{step}/{item}/pr'}")
+    assert [step.key("r") for step in built.steps] == ["r:a", "r/b@1/1/pr"]
+    other = build(tmp_path, "- {id: a, run: x, key: mine}\n- {id: b, run: x, foreach: [1]}")
+    assert [built.digest(step) for step in built.steps] == [other.digest(step) for step in other.steps]
+
+
+def test_two_steps_with_one_key_are_refused(tmp_path: Path) -> None:
+    """
+    Case S10: an effect of one would be taken for the other's.
+    """
+    lines = refused(
+        tmp_path, "- {id: a, run: x, foreach: [1, 2], key: pr}\n- {id: b, run: x, key: 'config:c'}\n- {id: c, run: x}"
+    )
+    assert [line.partition(": ")[2] for line in lines] == [
+        "key: the steps 'a@1' and 'a@2' would both have the key 'pr'; use {step} or {item} in it, or another text",
+        "key: the steps 'b' and 'c' would both have the key 'config:c'; use {step} or {item} in it, or another text",
+    ]
+
+
 def test_the_digest_follows_the_work_and_nothing_else(tmp_path: Path) -> None:
     """
     F13: what changes the work changes the digest; limits, retries, order and neighbours do not.

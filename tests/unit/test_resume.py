@@ -12,7 +12,7 @@ from tests.plans import ENDED
 from worker import checkpoint, folder, resume
 from worker.errors import StateError, StateHeld
 from worker.folder import Places
-from worker.ledger import Claim
+from worker.ledger import Claim, Ledger
 from worker.ledger.sqlite import SqliteLedger
 
 Damage = Callable[[bytes], bytes]
@@ -54,7 +54,7 @@ def places(tmp_path: Path) -> Places:
     return places
 
 
-def facts(ledger: SqliteLedger) -> list[tuple[str, int, str | None, bool]]:
+def facts(ledger: Ledger) -> list[tuple[str, int, str | None, bool]]:
     return [(row.step, row.number, row.outcome, bool(row.counted)) for row in ledger.rows()]
 
 

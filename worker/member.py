@@ -1,0 +1,151 @@
+"""Membership: how a worker takes part in a run whose ledger is on a PostgreSQL server.
+
+Its name there is kept in the state folder, so that its next life is known again and gets back at once what the
+one before it held.  What a ledger of its own has, from a time before there was the server, is taken along once.
+"""
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from worker import __version__, checkpoint, config, files
+from worker import unit as units
+from worker.checkpoint import CheckpointError
+from worker.config import Config
+from worker.errors import StateError
+from worker.folder import Places
+from worker.ledger import Ledger, LedgerCorrupt, Server
+from worker.ledger.sqlite import SUFFIXES, SqliteLedger
+from worker.plan import Plan
+from worker.steps import fill
+
+# A server that cannot be reached in this time is away; the caller tries again.
+_PATIENCE = 5.0
+
+
+class Card(NamedTuple):
+    """What a state folder says about the worker that it belongs to."""
+
+    id: str
+    config: str
+
+
+def join(settings: Config, steps: Plan, places: Places, notices: list[str]) -> Server:
+    """Return the ledger on the server, in which the plan is known and our former attempts are ours again.
+
+    Raises LedgerAway while the server cannot be reached, StateError if it does not let us in, or if others
+    are at work on another list under this run's name.
+    """
+    store = connect(settings, places)
+    try:
+        store.enlist(steps.listing())
+        _bring_along(store, places, notices)
+        store.note({"run": places.run})
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def connect(settings: Config, places: Places, credentials: Mapping[str, str] = {}) -> Server:
+    """Return the ledger on the server, as this folder's worker; the caller holds the folder's lock."""
+    from worker.ledger.postgres import Member, PostgresLedger  # takes longer to import than all the rest
+
+    card = _card(places.root) or _new_card(places.root, settings.files[0])
+    me = Member(card.id, os.urandom(8).hex(), socket.gethostname(), os.getpid(), __version__)
+    return PostgresLedger.join(
+        address(settings, places.secrets, credentials), settings.run, me, settings.lease, _PATIENCE
+    )
+
+
+def look(root: str, unit: str | None, writable: bool = False) -> Ledger | None:
+    """Return the ledger of the state folder `root`, if it is on a server; None if it is not.
+
+    It is for reading, unless `writable`; then the caller holds the folder's lock.  Raises AgentError if the task
+    list, or the server, cannot be read.
+    """
+    card = _card(root)
+    settings = None if card is None else config.load(card.config)
+    if card is None or settings is None or settings.ledger is None:
+        return None
+    from worker.ledger.postgres import PostgresLedger
+
+    secrets = os.environ.get("CREDENTIALS_DIRECTORY") or (f"/run/credentials/{unit}.service" if unit else None)
+    files_of_unit = units.credentials(unit) if unit and not os.path.isdir(secrets or "") else {}
+    if writable:
+        return connect(settings, Places(settings.run, root, "", secrets), files_of_unit)
+    try:
+        place = address(settings, secrets, files_of_unit)
+        return PostgresLedger.look(place, settings.run, _PATIENCE, card.id)
+    except FileNotFoundError:
+        raise StateError(f"run {settings.run}: the server does not know it yet", "start a worker on it") from None
+
+
+def address(settings: Config, secrets: str | None, credentials: Mapping[str, str]) -> str:
+    """Return the server's address with its secrets filled in: files of the folder `secrets`, or of `credentials`.
+
+    Raises StateError if one is missing.
+    """
+    from urllib.parse import quote
+
+    def secret(name: str) -> str:
+        if not name.startswith("secret:"):
+            raise StateError(f"ledger: '{{{name}}}' stands for nothing", "only {secret:NAME} does")
+        name = name.removeprefix("secret:")
+        try:
+            path = credentials.get(name) or os.path.join(secrets or "", name)
+            return quote(files.read(path).decode().rstrip("\r\n"), safe="")
+        except (OSError, UnicodeDecodeError) as exc:
+            hint = f"add LoadCredential={name}:/PATH to the unit, or use a PGPASSFILE"
+            raise StateError(f"ledger: the unit has no credential '{name}' that can be read ({exc})", hint) from None
+
+    filled: str = fill(settings.ledger or "", secret)
+    return filled
+
+
+def _card(root: str) -> Card | None:
+    try:
+        found = json.loads(files.read(_path(root)))
+        return Card(str(found["id"]), str(found["config"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        hint = "remove it if no worker of this machine holds a step; it gets a new name"
+        raise StateError(f"{_path(root)}: cannot be read: {exc}", hint) from exc
+
+
+def _new_card(root: str, config_path: str) -> Card:
+    card = Card(f"{socket.gethostname()}-{os.urandom(4).hex()}", config_path)
+    files.replace(_path(root), [json.dumps(card._asdict()).encode() + b"\n"])
+    return card
+
+
+def _path(root: str) -> str:
+    return f"{root}/worker.json"
+
+
+def _bring_along(store: Server, places: Places, notices: list[str]) -> None:
+    """Give the server what only this folder knows: a ledger from before, a checkpoint of the same run."""
+    added = 0
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            own = SqliteLedger.open(places.ledger)
+        except LedgerCorrupt as exc:
+            raise StateError(f"{places.ledger}: {exc}", "mend it, or move it away, before it goes to a server") from exc
+        with contextlib.closing(own):
+            if own.fact("run") == places.run:
+                added += store.restore([(row, own.output(row.seq)) for row in own.rows() if row.outcome])
+                added += store.effects.restore(own.effects.all())
+        for suffix in SUFFIXES:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(places.ledger + suffix, f"{places.ledger}.before-server{suffix}")
+    with contextlib.suppress(FileNotFoundError, CheckpointError):
+        found = checkpoint.load(places.checkpoint)
+        if found.header.run == places.run and found.header.revision > store.revision():
+            added += store.restore([entry for entry in found.attempts if entry[0].outcome])
+            added += store.effects.restore(found.effects)
+    if added:
+        notices.append(f"{places.root}: {added} attempts and effects taken along to the server")

@@ -1,0 +1,72 @@
+"""The programs of an attempt, one after the other, and what their exit statuses say of the step's effect.
+
+check (where an earlier attempt was cut off) ─► before ─► the step's own ─► expect ─► after
+"""
+
+from typing import NamedTuple
+
+from worker.decide import Effect
+from worker.errors import TEMPORARY
+from worker.plan import Step
+
+CHECK = "check"  # finds out whether an attempt that was cut off had its effect
+
+
+class Program(NamedTuple):
+    """One of them; `name` is empty for the step's own."""
+
+    name: str
+    argv: list[str]
+
+    @property
+    def own(self) -> bool:
+        return not self.name
+
+    @property
+    def gives_result(self) -> bool:
+        """Whether its standard output may be the step's result; that of the others belongs to the log."""
+        return self.own or self.name == CHECK
+
+
+class Programs:
+    """Those still to come, and `effect`: what is known of the step's own."""
+
+    def __init__(self, step: Step, output: str, ask_first: bool) -> None:
+        """`output` is where the result can be looked at; `ask_first`: an earlier attempt was cut off."""
+        self.effect: Effect = "none"
+        self.found = False  # the check said that it had happened
+        self._left = _programs(step, output, ask_first)
+
+    @property
+    def left(self) -> bool:
+        return bool(self._left)
+
+    def next(self) -> Program:
+        """Return the next one, which is to be started now."""
+        return self._left.pop(0)
+
+    def started(self, program: Program) -> None:
+        if program.own:
+            self.effect = "open"
+
+    def ended(self, program: Program, status: int | None, by_itself: bool) -> None:
+        """Note an exit status, which is the program's own word if nobody made it end."""
+        if program.own and status is not None and (status == TEMPORARY or (status > 0 and by_itself)):
+            self.effect = "refused"
+        elif program.name == CHECK:
+            self.found = status == 0 and by_itself
+
+
+def _programs(step: Step, output: str, ask_first: bool) -> list[Program]:
+    task = step.task
+    programs = [Program(CHECK, step.command(task.check))] if task.check and ask_first else []
+    if task.before:
+        programs.append(Program("before", step.command(task.before)))
+    programs.append(Program("", step.argv()))
+    if task.expect and task.expect.matches:
+        programs.append(Program("expect", step.matches(output)))
+    if task.expect and task.expect.run:
+        programs.append(Program("expect", step.command(task.expect.run)))
+    if task.after:
+        programs.append(Program("after", step.command(task.after)))
+    return programs

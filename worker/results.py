@@ -1,0 +1,96 @@
+"""Results: what the done steps have in out/, made good from the ledger where it is missing.
+
+Small results are in the ledger's rows and are shown as files; large ones are files alone.
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+
+from worker import files
+from worker.disk import Disk
+from worker.folder import Places
+from worker.journal import ERROR, NOTICE, Journal
+from worker.ledger import DONE, Ledger, Row
+
+
+class Results:
+    """The files of one run's results; a full disk is waited out."""
+
+    def __init__(self, store: Ledger, places: Places, disk: Disk, journal: Journal) -> None:
+        self._ledger = store
+        self._places = places
+        self._disk = disk
+        self._journal = journal
+
+    def restore(self, thorough: bool) -> None:
+        """Write small results again that are missing, and name large ones that are lost.
+
+        `thorough`: after a power cut a file may also be there and hold something else.
+        """
+        restored = 0
+        for row in self._disk.persist(self._places.ledger, lambda: list(lost(self._ledger, self._places, thorough))):
+            restored += self.take(row)
+        if restored:
+            text = f"{self._places.out}: {restored} results written again from the ledger"
+            self._journal.event("state", text, priority=NOTICE)
+
+    def take(self, row: Row) -> bool:
+        """Write the result of a done step; return False, having said so, if the ledger does not have it."""
+        path, output = self._places.output(row.step), self._read(row)
+        if output is None:
+            text = f"{path}: the result is not here; the step stays done (it was too large for the ledger)"
+            self._journal.event("state", text, step=row.step, priority=ERROR)
+            return False
+        self._disk.persist(path, functools.partial(files.publish, path, output))
+        return True
+
+    def copy(self, row: Row, step: str) -> bytes | None:
+        """Give the result of a done step to `step` as well; return it, or None if it lies in its file alone."""
+        output, source, path = self._read(row), self._places.output(row.step), self._places.output(step)
+        if output is not None:
+            self._disk.persist(path, functools.partial(files.publish, path, output))
+        elif os.path.exists(source):
+            with contextlib.suppress(FileExistsError):
+                self._disk.persist(path, functools.partial(os.link, source, path))
+        return output
+
+    def discard(self, step: str) -> None:
+        """Remove what an attempt has left that did not count."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._places.output(step))
+
+    def _read(self, row: Row) -> bytes | None:
+        if not row.output_size:
+            return b""
+        return self._disk.persist(self._places.ledger, functools.partial(self._ledger.output, row.seq))
+
+
+def lost(store: Ledger, places: Places, thorough: bool) -> Iterator[Row]:
+    """Yield the rows of the done steps whose results are missing in out/.
+
+    Those that may be there and be something else are compared byte for byte: all if `thorough`, and where
+    workers share the ledger those of steps that we have tried as well.
+    """
+    there = set(os.listdir(places.out))
+    tried: set[str] = set()
+    for row in store.rows():
+        if row.outcome != DONE:
+            if row.worker and row.worker == store.worker:
+                tried.add(row.step)
+            continue
+        if row.step in there:
+            if not thorough and row.step not in tried:
+                continue
+            output = store.output(row.seq)
+            if output is None or _holds(places.output(row.step), output):
+                continue
+        yield row
+
+
+def _holds(path: str, content: bytes) -> bool:
+    try:
+        return files.read(path) == content
+    except OSError:
+        return False

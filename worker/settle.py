@@ -1,0 +1,128 @@
+"""Settling: a person says whether something that was cut off has happened.
+
+A step, or an effect inside one, is unknown when nobody can tell.  Done: its result is what the person gives, and
+it is never done again.  Redo: nothing had happened, and it is begun anew.
+"""
+
+import contextlib
+import os
+import pwd
+
+from worker import clock, control, files, folder, ledger, report
+from worker.decide import doubt
+from worker.errors import AgentError, StateError
+from worker.folder import Places
+from worker.ledger import DONE, INTERRUPTED, REDO, Claim, Ending, Ledger, Row, StorageFull
+from worker.ledger.effects import UNKNOWN
+
+
+def settle(store: Ledger, places: Places, name: str, result: bytes | None, who: str) -> str:
+    """Settle the step or effect `name`: done with `result`, or to be done again if that is None.
+
+    Durable when this returns; returns what was done, for people.  Raises AgentError if nothing unknown has
+    that name.
+    """
+    rows: dict[str, Row] = {}
+    for row in store.rows():
+        if row.step not in rows or rows[row.step].outcome != DONE:
+            rows[row.step] = row
+    last = rows.get(name)
+    if last is not None and _is_unsure(last):
+        unknown = (effect.key for effect in store.effects.all() if effect.state == UNKNOWN)
+        inside = next((key for key in unknown if last.cause.endswith(doubt(key))), None)
+        if inside is not None:
+            raise AgentError(f"{name}: its effect '{inside}' is what is unknown", "settle that, and it goes on")
+        if result is not None:
+            files.publish(places.output(name), result)  # what an attempt has left there was not its result
+        _close(store, last, result, who)
+        return f"{name}: {'done' if result is not None else 'to be done again'}, as {who} says"
+    effect = store.effects.settle(name, result)
+    if effect is None:
+        raise AgentError(f"'{name}': {_standing(last)}", _unknown(store, rows))
+    said = "has happened" if result is not None else "has not happened"
+    for row in rows.values():
+        if row.outcome == ledger.UNKNOWN and row.cause.endswith(doubt(name)):  # it can go on now
+            _close(store, row, None, who)
+    return f"effect '{name}' of {effect.step}: {said}, as {who} says"
+
+
+def _is_unsure(row: Row) -> bool:
+    return row.outcome == ledger.UNKNOWN or (row.outcome in (INTERRUPTED, ledger.STALLED, ledger.FAILED) and row.unsure)
+
+
+def _close(store: Ledger, last: Row, result: bytes | None, who: str) -> None:
+    """Record one more attempt, which is the person's word."""
+    now = clock.wall()
+    claim = Claim(last.step, last.number + 1, last.definition, now, clock.boot_id(), last.key)
+    ending = Ending(
+        step=last.step,
+        number=claim.number,
+        outcome=REDO if result is None else DONE,
+        counted=False,
+        final=False,
+        cause=f"settled by {who}",
+        status=None,
+        ended=now,
+        output=result or b"",
+        output_size=len(result or b""),
+    )
+    if not store.record([], [claim], 1).claims or store.record([ending], [], 0).lost:
+        raise AgentError(f"{last.step}: another worker has just begun it again", "see 'agentctl list'")
+
+
+def _standing(row: Row | None) -> str:
+    if row is None:
+        return "there is no step or effect of that name"
+    return "this step is not unknown" if row.outcome else "this step is running"
+
+
+def _unknown(store: Ledger, rows: dict[str, Row]) -> str:
+    names = [name for name, row in rows.items() if row.outcome == ledger.UNKNOWN]
+    names += [effect.key for effect in store.effects.all() if effect.state == UNKNOWN]
+    return f"unknown are: {', '.join(names[:8])}" if names else "nothing is unknown here"
+
+
+def from_outside(root: str, unit: str | None, name: str, result: bytes | None) -> str:
+    """Settle `name` in the run of the state folder `root`: by its worker if one lives, else here and now.
+
+    Return what was done.  Raises AgentError.
+    """
+    who = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    _become_owner(root)
+    if folder.holder(root) is not None:
+        return _by_worker(Places("", root, folder.runtime(root)).control, name, result, who)
+    report.open_ledger(root, unit).close()  # says what is wrong, before there is a lock file where no run is
+    held = folder.lock(root)
+    try:
+        with contextlib.closing(report.open_ledger(root, unit, writable=True)) as store:
+            done = settle(store, Places("", root, ""), name, result, who)
+    except StorageFull as exc:
+        raise StateError(f"{root}: cannot be written: {exc}", "nothing was settled; try again") from exc
+    except OSError as exc:
+        raise StateError(f"{exc.filename or root}: {exc.strerror}", "nothing was settled; try again") from exc
+    finally:
+        if held.in_order:  # a worker that died has died, whoever was here since
+            folder.leave(held)
+        os.close(held.fd)
+    return f"{done}; it counts from the next start on: systemctl start {unit}" if unit else done
+
+
+def _become_owner(root: str) -> None:
+    """Write as the folder's owner does: files that root makes there would shut the worker out."""
+    if os.getuid() == 0 and os.path.isdir(root):
+        owner = os.stat(root)
+        os.setegid(owner.st_gid)
+        os.seteuid(owner.st_uid)
+
+
+def _by_worker(path: str, name: str, result: bytes | None, who: str) -> str:
+    """Let the living worker settle it: the ledger is its own."""
+    try:
+        answer = control.request(path, {"settle": name, "who": who, "kept": result is not None}, result)
+    except OSError as exc:
+        raise AgentError(f"the worker cannot be asked: {path}: {exc.strerror}", "use sudo, or try again") from exc
+    if answer is None:
+        raise AgentError("the worker does not answer", "see 'agentctl status'")
+    if "error" in answer:
+        raise AgentError(answer["error"])
+    return str(answer["settled"])

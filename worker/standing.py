@@ -1,0 +1,83 @@
+"""The standing of a run: its plan, the board, and how each claim, ending and reading of the ledger changes it."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from worker import board as boards
+from worker import clock, ledger
+from worker.board import Board, Replay
+from worker.ledger import Claim, Ending, Ledger, Row
+from worker.plan import Plan, Step
+
+
+class Standing:
+    """What is known of every step; `read` takes it from the ledger, the other methods keep it up to date."""
+
+    def __init__(self, plan: Plan, store: Ledger, persist: Callable[[Callable[[], Any]], Any]) -> None:
+        """`persist` repeats what the ledger cannot do yet."""
+        self.plan = plan
+        self.board = Board(plan)
+        self._ledger = store
+        self._persist = persist
+        self._counted_from = 0
+
+    def read(self, running: Iterable[str] = ()) -> Replay:
+        """Bring the board up to date with the whole ledger; what runs here (`running`) goes on."""
+        found: Replay = self._persist(self._replay)
+        self.board = found.board
+        for step in running:
+            if step in self.plan.by_id:
+                self.board.set(step, boards.RUNNING)
+        return found
+
+    def claim(self, step: Step, run: str, boot: str) -> Claim:
+        """Return the claim of the next attempt at `step`."""
+        return Claim(
+            step=step.id,
+            number=self.board.progress(step.id).number + 1,
+            definition=self.plan.digest(step),
+            started=clock.wall(),
+            boot=boot,
+            key=step.key(run) if step.task.key is not None else "",
+            harmless=step.task.redo == "always",
+        )
+
+    def mark(self, ending: Ending, definition: str) -> None:
+        """Bring the board up to date with the end of an attempt at what `definition` stood for."""
+        step = ending.step
+        if step not in self.plan.by_id:
+            return  # taken off the list while it ran
+        if ending.outcome == ledger.DONE:
+            self.board.set(step, boards.DONE)
+            return
+        mended = definition != self.plan.digest(self.plan.by_id[step])
+        if mended:  # all its attempts anew
+            known = boards.Progress(number=ending.number, unsure=ending.unsure)
+        else:
+            before, spent = self.board.progress(step), ending.took + ending.delay
+            known = boards.advance(before, ending.outcome, ending.counted, spent, ending.progress)
+            retry_at = clock.monotonic() + ending.delay
+            known = known._replace(number=ending.number, retry_at=retry_at, unsure=ending.unsure)
+        self.board.set_progress(step, known)
+        if ending.outcome == ledger.UNKNOWN:
+            self.board.set(step, boards.UNKNOWN)
+        else:
+            self.board.set(step, boards.FAILED if ending.final and not mended else boards.WAITING)
+
+    def hear(self, row: Row) -> bool:
+        """Take in what another worker has begun or ended; return whether a step of ours is done by that."""
+        step, state = self.plan.by_id.get(row.step), self.board.state(row.step)
+        if step is None or state in (boards.DONE, boards.RUNNING):
+            return False
+        known = self.board.progress(row.step).number
+        old = row.number < known or (row.number == known and state != boards.ELSEWHERE)
+        if old and row.outcome != ledger.DONE:  # what a look at everything has told us already
+            return False
+        digest = self.plan.digest(step)
+        boards.take(self.board, step, row, digest, self._counted_from, clock.now(), self._ledger.worker)
+        return row.outcome == ledger.DONE
+
+    def _replay(self) -> Replay:
+        self._counted_from = int(self._ledger.fact("counted_from") or 0)
+        rows = self._ledger.rows()
+        return boards.replay(self.plan, rows, self._counted_from, clock.now(), self._ledger.worker)
