@@ -18,25 +18,34 @@ _HIDDEN_BY_PROTECT_HOME = ("/home", "/root", "/run/user")  # systemd.exec(5)
 
 def properties(name: str, *wanted: str) -> dict[str, str]:
     """Return properties of a unit; empty where systemd does not run or does not know it."""
-    import subprocess
-
-    try:
-        shown = subprocess.run(
-            ["systemctl", "show", f"{name}.service", "-p", ",".join(wanted)],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    return dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+    shown = _systemctl("show", f"{name}.service", "-p", ",".join(wanted))
+    return dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
 
 
 def credentials(name: str) -> dict[str, str]:
     """Return the file of each credential that the unit loads: where it lies while the unit does not run."""
-    found = properties(name, "LoadCredential").get("LoadCredential", "")
-    return dict(entry.split(":", 1) for entry in found.split() if ":" in entry)
+    found: dict[str, str] = {}
+    # `systemctl show` calls this property unprintable.
+    for line in _systemctl("cat", f"{name}.service").splitlines():
+        setting, _, value = line.partition("=")
+        credential, _, path = value.strip().partition(":")
+        if setting.strip() != "LoadCredential":
+            continue
+        if credential:
+            found[credential] = path
+        else:
+            found.clear()  # an empty setting takes back the ones before it
+    return found
+
+
+def _systemctl(*arguments: str) -> str:
+    import subprocess
+
+    try:
+        command = ["systemctl", "--no-pager", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
 
 
 def state(name: str) -> dict[str, Any] | None:
