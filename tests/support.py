@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker import ledger, report
+from worker import ledger
 
 ROOT = Path(__file__).parent.parent
 # Not how long a test takes, but when it is given up.
@@ -118,6 +118,8 @@ class Worker:
 
     def rows(self) -> list[ledger.Row]:
         """Return the ledger's rows."""
+        from worker import report  # also processes without packages import this file
+
         store = report.open_ledger(str(self.state), None)
         try:
             return list(store.rows())

@@ -256,9 +256,9 @@ class Attempt:
             self.output.restart()
             self._spawn(now)
             return
-        if self._exit == 0 and by_itself and not self._programs.found:
+        if self._exit == 0 and by_itself:
             fault = None
-            if self._program.own and self.step.task.expect:
+            if self._program.gives_result and self.step.task.expect:
                 fault = self._expected()
             if fault:
                 self._why = f"exited with status 0, but {fault}"

@@ -104,9 +104,13 @@ class Board:
     def progress(self, step: str) -> Progress:
         return self._progress.get(step, UNTRIED)
 
-    def set_progress(self, step: str, progress: Progress) -> None:
+    def set_progress(self, step: str, progress: Progress, ours: bool = True) -> None:
+        """Note what is known of a step.  One that another worker has tried keeps no place of ours while it waits."""
         self._progress[step] = progress
-        self._waits[step] = progress.retry_at
+        if ours:
+            self._waits[step] = progress.retry_at
+        else:
+            self._waits.pop(step, None)
 
     def waits(self, now: float) -> list[float]:
         """Return when the steps that wait for their next attempt may go on, as far as that is after `now`."""
@@ -136,7 +140,7 @@ class Replay(NamedTuple):
     board: Board
     unclosed: list[Row]  # attempts that no worker closed
     changed: list[str]  # done steps whose definition is another one now
-    gone: list[Row]  # done steps that are no longer in the list
+    gone: list[Row]  # of steps that are no longer in the list: done, or perhaps
 
 
 def replay(plan: Plan, rows: Iterable[Row], counted_from: int, now: Now, worker: str = "") -> Replay:
@@ -149,19 +153,28 @@ def replay(plan: Plan, rows: Iterable[Row], counted_from: int, now: Now, worker:
     clock did meanwhile.
     """
     board = Board(plan)
-    unclosed, changed, gone = [], [], []
+    unclosed, changed = [], []
+    gone: dict[str, Row] = {}
     for row in rows:
         step = plan.by_id.get(row.step)
         if row.outcome is None and row.worker == worker:
             unclosed.append(row)
         if step is not None:
             take(board, step, row, plan.digest(step), counted_from, now, worker)
-        if row.outcome == ledger.DONE:
-            if step is None:
-                gone.append(row)
-            elif row.definition != plan.digest(step):
-                changed.append(row.step)
-    return Replay(board, unclosed, changed, gone)
+        if step is None:
+            if row.step not in gone or gone[row.step].outcome != ledger.DONE:
+                gone[row.step] = row
+        elif row.outcome == ledger.DONE and row.definition != plan.digest(step):
+            changed.append(row.step)
+    left = [row for row in gone.values() if row.outcome == ledger.DONE or doubtful(row)]
+    return Replay(board, unclosed, changed, left)
+
+
+def doubtful(row: Row) -> bool:
+    """Return whether what was cut off in this attempt may have happened, as far as the last row of a step says."""
+    if row.outcome is None or row.outcome == ledger.UNKNOWN:
+        return True
+    return row.unsure and row.outcome not in (ledger.DONE, ledger.REDO)
 
 
 def take(board: Board, step: Step, row: Row, definition: str, counted_from: int, now: Now, worker: str) -> None:
@@ -170,7 +183,7 @@ def take(board: Board, step: Step, row: Row, definition: str, counted_from: int,
         board.set(step.id, DONE)
         return
     counts = row.definition == definition and row.seq > counted_from
-    board.set_progress(step.id, _after(board.progress(step.id), row, counts, now))
+    board.set_progress(step.id, _after(board.progress(step.id), row, counts, now), row.worker == worker)
     if row.outcome is None and row.worker != worker:
         board.set(step.id, ELSEWHERE)
     elif row.outcome == ledger.UNKNOWN or (row.unsure and step.task.redo == "never"):

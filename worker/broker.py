@@ -87,6 +87,7 @@ class Broker:
         self._vouches = vouches
         self._tell = tell
         self._say = settle
+        self.changed: Callable[[], None] = lambda: None  # called when an effect was claimed
         self._queue: deque[tuple[Connection, dict[str, str] | None, bytes | None]] = deque()
         self._callers: dict[Connection, _Caller] = {}
         self._lines: dict[str, _Line] = {}
@@ -120,9 +121,17 @@ class Broker:
                 line.look_at = 0.0
 
     def waiting(self) -> set[str]:
-        """Return the steps of ours that wait for an effect which a living step of ours is at."""
-        busy = (line for line in self._lines.values() if line.holder and self._vouches(line.holder.step))
-        return {caller.step for line in busy for caller in line.waiting}
+        """Return the steps of ours that rightly wait: for an effect which another machine, or a living step, is at.
+
+        One that waits for itself, or in a circle, is not among them: its own limits end it.
+        """
+        waits_for: dict[str, set[str]] = {}
+        for line in self._lines.values():
+            holder = line.holder.step if line.holder and self._vouches(line.holder.step) else None
+            if holder is not None or line.look_at < math.inf:
+                for caller in line.waiting:
+                    waits_for.setdefault(caller.step, set()).update([holder] if holder is not None else [])
+        return {step for step in waits_for if not _in_circle(step, waits_for)}
 
     def work(self, now: float) -> None:
         """Do what was asked for and what is due; what takes too long goes on at the next call."""
@@ -244,6 +253,7 @@ class Broker:
             caller.begun = verdict == TAKEN_OVER  # the one before it had
             caller.renew_at = clock.monotonic() + caller.lease * _RENEW_AFTER
             self._lines[caller.key].holder = caller
+            self.changed()
             caller.client.answer({"verdict": verdict, "token": effect.token, "most": RESULT_MAX})
             return
         del self._callers[caller.client]
@@ -276,6 +286,20 @@ class Broker:
         caller.renew_at = now + lease * _RENEW_AFTER
         if self._vouches(caller.step) and not self._persist(lambda: self._effects.renew(key, token, lease)):
             self._end(key, token, now)
+
+
+def _in_circle(step: str, waits_for: dict[str, set[str]]) -> bool:
+    """Return whether `step` waits, through others, for one that waits for itself."""
+    seen: set[str] = set()
+    left = [step]
+    while left:
+        for other in waits_for.get(left.pop(), ()):
+            if other == step:
+                return True
+            if other not in seen:
+                seen.add(other)
+                left.append(other)
+    return False
 
 
 def _claim_of(request: dict[str, str]) -> tuple[str, int]:

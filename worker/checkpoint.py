@@ -59,7 +59,7 @@ def _chunks(head: dict[str, object], ledger: Ledger) -> Iterator[bytes]:
     for effect in ledger.effects.all():
         yield b"\n" + json.dumps(_effect_entry(effect), ensure_ascii=False).encode() + b","
     yield b'\n{}],\n"attempts": ['
-    room = _OUTPUTS_MAX
+    room = 0 if ledger.shared else _OUTPUTS_MAX  # on a server there they are, one question each
     batch: list[bytes] = []
     for row in ledger.rows():
         entry = {name: value for name, value in row._asdict().items() if value != _DEFAULT_VALUES[name]}

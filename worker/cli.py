@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from worker import __version__, stepcli
-from worker.errors import FAULT, OK, AgentError
+from worker.errors import FAULT, OK, STATE_UNUSABLE, AgentError
+from worker.ledger import StorageFull
 
 CONFIG_FOLDER = "/etc/agent"
 STATE_FOLDER = "/var/lib"
@@ -25,6 +26,9 @@ def main(arguments: Sequence[str]) -> int:
     except AgentError as exc:
         print(exc, file=sys.stderr)
         return exc.exit_status
+    except StorageFull as exc:
+        print(f"the ledger cannot be read or written now: {exc}; try again", file=sys.stderr)
+        return STATE_UNUSABLE
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has seen enough: `agentctl list | head`
         return OK

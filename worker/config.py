@@ -295,7 +295,7 @@ def _slots(node: Node, source: Source) -> int:
 def _server(node: Node, source: Source) -> str:
     value = schema.text(node, source)
     if not value.startswith(("postgresql://", "postgres://")):
-        what = f"{quote(value.partition('@')[2] or value)} is not the address of a PostgreSQL server"
+        what = "this is not the address of a PostgreSQL server"  # not shown: it may have a password in it
         raise Wrong(node, what, "write postgresql://USER@HOST/DATABASE, or take the line out for SQLite")
     return value
 

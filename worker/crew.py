@@ -25,6 +25,10 @@ from worker.output import Spool
 from worker.plan import Step
 from worker.results import Results
 from worker.slot import Slot
+from worker.task import Task
+
+# Between claim and start: after so many seconds of waiting for the disk or a server, the claim is looked at again.
+_SLOW = 1.0
 
 T = TypeVar("T")
 
@@ -70,8 +74,12 @@ class Crew:
         """Return the attempts that have ended and wait to be settled."""
         return [attempt for attempt in self.running.values() if attempt.over]
 
-    def start(self, claim: Claim, step: Step, past: Progress) -> None:
-        """Start a claimed attempt, with a note about the one before it."""
+    def start(self, claim: Claim, step: Step, past: Progress) -> bool:
+        """Start a claimed attempt, with a note about the one before it.
+
+        Return False, nothing begun, if that had to wait and the claim is another worker's by now.
+        """
+        began = clock.monotonic()
         if not self._slots:
             self._slots.append(Slot(self._slot_count, self._places))
             self._slot_count += 1
@@ -81,14 +89,19 @@ class Crew:
         attempt.definition = claim.definition
         note = self._note(attempt, past) if claim.number > 1 else None
         self._tidy(slot, step)
+        slow = clock.monotonic() - began > _SLOW
+        if self._ledger.shared and slow and self._persist(lambda: self._ledger.renew([step.id])):
+            self._slots.append(slot)
+            return False
         self.running[step.id] = attempt
         self.started += 1
         attempt.start(self._base, note, past.best, clock.now())
+        return True
 
-    def settle(self, attempt: Attempt, past: Progress) -> Ended:
-        """Judge an attempt that is over; its output is durable when this returns, and its slot free."""
+    def judge(self, attempt: Attempt, past: Progress, task: Task) -> Ended:
+        """Judge an attempt that is over, by what the list says now; its output is durable then, and its slot free."""
         step, end = attempt.step, attempt.end()
-        retry, redo = step.task.retry, step.task.redo
+        retry, redo = task.retry, task.redo
         verdict = decide.judge(end, past, retry, random.random(), redo)
         output, log = attempt.output, attempt.log
         path = self._places.output(step.id)
@@ -179,4 +192,4 @@ class Crew:
         self._disk.persist(path, lambda: output.publish(path))
 
     def _persist(self, action: Callable[[], T]) -> T:
-        return self._disk.persist(self._places.ledger, action)
+        return self._disk.persist("the ledger" if self._ledger.shared else self._places.ledger, action)

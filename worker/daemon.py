@@ -15,7 +15,7 @@ from worker.run import Run
 from worker.systemd import Notifier
 
 # How long each stage of the start may take before systemd is right to give up on it.
-_STAGE = 60.0
+_STAGE = 120.0
 _DISK_RETRY = 1.0
 
 
@@ -57,13 +57,14 @@ def _work(
     notifier: Notifier,
     environ: Mapping[str, str],
 ) -> int:
-    held = folder.lock(places.root, places.runtime)  # until the process ends
+    held = folder.lock(places.root)  # until the process ends
     sandbox.check(steps, places.secrets)
-    resumed = _resume(settings, steps, places, log, notifier)
+    resumed = _resume(settings, steps, places, held.in_order, log, notifier)
     try:
         for notice in resumed.notices:
             log.event("state", notice, priority=WARNING)
         gc.freeze()  # the plan lives as long as the process: no collection need look at it again
+        folder.begin(held, places.runtime)
         run = Run(settings, steps, places, resumed.ledger, log, notifier, environ, held.in_order)
         status = run.work()
         folder.leave(held)
@@ -75,7 +76,7 @@ def _work(
 
 
 def _resume(
-    settings: config.Config, steps: plan.Plan, places: Places, log: Journal, notifier: Notifier
+    settings: config.Config, steps: plan.Plan, places: Places, in_order: bool, log: Journal, notifier: Notifier
 ) -> resume.Resumed:
     """Open what an earlier worker left; a full disk, or a server that is away, is waited out with systemd's leave."""
     told = False
@@ -83,7 +84,7 @@ def _resume(
     while True:
         try:
             shared = settings.ledger is not None
-            return resume.join(settings, steps, places) if shared else resume.open_ledger(places)
+            return resume.join(settings, steps, places) if shared else resume.open_ledger(places, in_order)
         except (StorageFull, OSError) as exc:
             if (isinstance(exc, OSError) and exc.errno not in FULL) or clock.monotonic() > gives_up:
                 raise StateError(f"{places.root}: the state cannot be opened: {exc}") from exc

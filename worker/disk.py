@@ -33,6 +33,7 @@ class Disk:
         self._wait = wait
         self._stopping = stopping
         self.waiting_for: str | None = None
+        self.meanwhile: Callable[[], None] = _nothing  # what must go on while the disk is full
 
     def persist(self, what: str, action: Callable[[], T]) -> T:
         """Return `action()`, repeated for as long as the disk is full.  `action` must be all or nothing.
@@ -45,6 +46,7 @@ class Disk:
             try:
                 result = action()
             except (StorageFull, OSError) as exc:
+                fault = exc
                 if isinstance(exc, OSError) and exc.errno not in FULL:
                     raise StateError(f"{what}: cannot be written: {exc.strerror}", "mend that, start again") from exc
                 self._tell(what, exc)
@@ -55,7 +57,7 @@ class Disk:
                     self._journal.event("waiting", f"{what}: there again; going on", priority=NOTICE)
                     self.waiting_for = None
                 return result
-            self._pause()
+            self._pause(away=isinstance(fault, LedgerAway))
 
     def _tell(self, what: str, exc: Exception) -> None:
         if self.waiting_for is None:
@@ -66,9 +68,15 @@ class Disk:
             text = f"{what}: {wants} ({reason}); {till}, nothing is lost"
             self._journal.event("waiting", text, priority=ERROR)
 
-    def _pause(self) -> None:
+    def _pause(self, away: bool) -> None:
         retry_at = clock.monotonic() + _RETRY
+        if not away:
+            self.meanwhile()
         while clock.monotonic() < retry_at:
             if self._stopping():
                 raise Stopped
             self._wait(retry_at)
+
+
+def _nothing() -> None:
+    pass

@@ -122,8 +122,8 @@ class Lock(NamedTuple):
     in_order: bool
 
 
-def lock(root: str, runtime: str = "") -> Lock:
-    """Take the state folder for this process, until the process ends; `runtime` is where it can be asked.
+def lock(root: str) -> Lock:
+    """Take the state folder for this process, until the process ends.
 
     The lock is the kernel's (fcntl(2)) and ends with the process, however it ends.  Nothing else in
     this process may open the lock file: closing any descriptor of it would give the lock up.  Raises
@@ -146,10 +146,14 @@ def lock(root: str, runtime: str = "") -> Lock:
             "stop that one first, or use another state folder",
         ) from exc
     in_order = os.pread(fd, len(_IN_ORDER), 0) == _IN_ORDER
-    with contextlib.suppress(OSError):
-        os.ftruncate(fd, len(_AT_WORK))
-    _mark(fd, _AT_WORK + runtime.encode() + b"\n")
     return Lock(fd, in_order)
+
+
+def begin(held: Lock, runtime: str) -> None:
+    """Note that this worker is at work, and that it can be asked in the folder `runtime`."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(held.fd, len(_AT_WORK))
+    _mark(held.fd, _AT_WORK + runtime.encode() + b"\n")
 
 
 def runtime(root: str) -> str:

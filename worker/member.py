@@ -17,7 +17,7 @@ from worker.checkpoint import CheckpointError
 from worker.config import Config
 from worker.errors import StateError
 from worker.folder import Places
-from worker.ledger import Ledger, LedgerCorrupt, Server
+from worker.ledger import Ledger, LedgerCorrupt, Row, Server
 from worker.ledger.sqlite import SUFFIXES, SqliteLedger
 from worker.plan import Plan
 from worker.steps import fill
@@ -31,6 +31,7 @@ class Card(NamedTuple):
 
     id: str
     config: str
+    home: str  # which folder that is: a copy of it is another worker's
 
 
 def join(settings: Config, steps: Plan, places: Places, notices: list[str]) -> Server:
@@ -54,7 +55,7 @@ def connect(settings: Config, places: Places, credentials: Mapping[str, str] = {
     """Return the ledger on the server, as this folder's worker; the caller holds the folder's lock."""
     from worker.ledger.postgres import Member, PostgresLedger  # takes longer to import than all the rest
 
-    card = _card(places.root) or _new_card(places.root, settings.files[0])
+    card = _renewed(_card(places.root), places.root, settings.files[0])
     me = Member(card.id, os.urandom(8).hex(), socket.gethostname(), os.getpid(), __version__)
     return PostgresLedger.join(
         address(settings, places.secrets, credentials), settings.run, me, settings.lease, _PATIENCE
@@ -109,7 +110,7 @@ def address(settings: Config, secrets: str | None, credentials: Mapping[str, str
 def _card(root: str) -> Card | None:
     try:
         found = json.loads(files.read(_path(root)))
-        return Card(str(found["id"]), str(found["config"]))
+        return Card(str(found["id"]), str(found["config"]), str(found["home"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as exc:
@@ -117,14 +118,35 @@ def _card(root: str) -> Card | None:
         raise StateError(f"{_path(root)}: cannot be read: {exc}", hint) from exc
 
 
-def _new_card(root: str, config_path: str) -> Card:
-    card = Card(f"{socket.gethostname()}-{os.urandom(4).hex()}", config_path)
-    files.replace(_path(root), [json.dumps(card._asdict()).encode() + b"\n"])
-    return card
+def _renewed(card: Card | None, root: str, config_path: str) -> Card:
+    """Return the folder's card as it is to be now; a new worker's for a folder that has none, or is a copy."""
+    status = os.stat(root)
+    home = f"{root} {status.st_dev}:{status.st_ino}"
+    known = card.id if card is not None and card.home == home else f"{socket.gethostname()}-{os.urandom(4).hex()}"
+    new = Card(known, config_path, home)
+    if new != card:
+        files.replace(_path(root), [json.dumps(new._asdict()).encode() + b"\n"])
+    return new
+
+
+def leave(root: str) -> None:
+    """Note that the folder's ledger is on no server."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(_path(root))
+
+
+def shared(root: str) -> bool:
+    """Return whether the ledger of the folder `root` is on a server."""
+    return os.path.exists(_path(root))
 
 
 def _path(root: str) -> str:
     return f"{root}/worker.json"
+
+
+def _ours(row: Row, store: Server) -> Row:
+    """Return an attempt that is open as one of ours: nobody else is there who could close it."""
+    return row if row.outcome else row._replace(worker=store.worker)
 
 
 def _bring_along(store: Server, places: Places, notices: list[str]) -> None:
@@ -137,15 +159,16 @@ def _bring_along(store: Server, places: Places, notices: list[str]) -> None:
             raise StateError(f"{places.ledger}: {exc}", "mend it, or move it away, before it goes to a server") from exc
         with contextlib.closing(own):
             if own.fact("run") == places.run:
-                added += store.restore([(row, own.output(row.seq)) for row in own.rows() if row.outcome])
+                added += store.restore([(_ours(row, store), own.output(row.seq)) for row in own.rows()])
                 added += store.effects.restore(own.effects.all())
         for suffix in SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(places.ledger + suffix, f"{places.ledger}.before-server{suffix}")
     with contextlib.suppress(FileNotFoundError, CheckpointError):
         found = checkpoint.load(places.checkpoint)
-        if found.header.run == places.run and found.header.revision > store.revision():
-            added += store.restore([entry for entry in found.attempts if entry[0].outcome])
+        if found.header.run == places.run:
+            added += store.restore([(_ours(row, store), output) for row, output in found.attempts])
             added += store.effects.restore(found.effects)
     if added:
+        store.orphans()  # those that were open are in our hands then, to be judged as cut off
         notices.append(f"{places.root}: {added} attempts and effects taken along to the server")

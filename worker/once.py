@@ -186,6 +186,8 @@ class Claim:
                     if ready is not None:
                         ready()
                     outcome, made = self._happen(verdict == wire.TAKEN_OVER, effect, check)
+                else:
+                    self._begin()  # it has happened, whatever becomes of us
                 if self._commit(outcome, made):
                     points.at("once-committed")
                     return Ended(outcome, made)

@@ -5,15 +5,17 @@ claims of a worker that nobody has heard of for a lease are taken over.  Which s
 ledger's transactions; what is known here may be old, and costs at most a claim that is refused.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from worker import clock
 from worker.attempt import LIMIT_GRACE, Attempt
+from worker.board import Replay
 from worker.errors import StateHeld
 from worker.journal import WARNING, Journal
-from worker.ledger import Row
+from worker.ledger import Row, StorageFull
 from worker.results import Results
 from worker.standing import Standing
 
@@ -69,7 +71,7 @@ class Peers:
         """
         now, idle = clock.monotonic(), not self._running
         if now >= self._renew_at:
-            self._renew(now)
+            self._renew(now, self._persist)
         if now < self._look_at:
             return []
         orphans: list[Row] = self._persist(self._ledger.orphans)
@@ -84,16 +86,23 @@ class Peers:
                 self._results.take(row)
         return orphans
 
-    def read_all(self) -> None:
+    def read_all(self) -> Replay:
         """Take in the whole ledger, and the results of what others have done."""
-        self._standing.read(self._running)
+        found = self._standing.read(self._running)
         self._results.restore(thorough=False)
         self._read_at = clock.monotonic() + _READ_EVERY
+        return found
 
-    def _renew(self, now: float) -> None:
+    def renew(self) -> None:
+        """Keep our claims while something else is waited for."""
+        if clock.monotonic() >= self._renew_at:
+            with contextlib.suppress(StorageFull):  # then there is nothing that we could do
+                self._renew(clock.monotonic(), lambda action: action())
+
+    def _renew(self, now: float, persist: Callable[[Callable[[], Any]], Any]) -> None:
         """Extend the claims of the steps that are within their limits; end those that are no longer ours."""
         alive = [name for name, attempt in self._running.items() if attempt.within_limits(now)]
-        for name in self._persist(lambda: self._ledger.renew(alive)):
+        for name in persist(lambda: self._ledger.renew(alive)):
             attempt = self._running.get(name)
             if attempt is not None and not attempt.lost:
                 text = f"{name}: its claim has run out and is another worker's; ending it, what it does is not recorded"

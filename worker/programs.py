@@ -53,8 +53,9 @@ class Programs:
         """Note an exit status, which is the program's own word if nobody made it end."""
         if program.own and status is not None and (status == TEMPORARY or (status > 0 and by_itself)):
             self.effect = "refused"
-        elif program.name == CHECK:
-            self.found = status == 0 and by_itself
+        elif program.name == CHECK and status == 0 and by_itself:
+            self.found = True
+            self._left = [other for other in self._left if other.name not in ("before", "")]
 
 
 def _programs(step: Step, output: str, ask_first: bool) -> list[Program]:

@@ -4,11 +4,11 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 
 from worker import clock, decide, process
-from worker.board import WAITING, Board
+from worker.board import WAITING, Board, doubtful
 from worker.decide import End, Verdict
 from worker.folder import Places
-from worker.ledger import DONE, FAILED, Claim, Ending, Row
-from worker.plan import Plan
+from worker.ledger import DONE, FAILED, INTERRUPTED, UNKNOWN, Claim, Ending, Row
+from worker.plan import Plan, Step
 from worker.task import Retry
 
 # Time for killed processes to vanish before they are looked for again.
@@ -69,17 +69,38 @@ def renamed(plan: Plan, board: Board, gone: Iterable[Row], run: str) -> Iterator
     The same work under the same key is done, whatever the step is called now.  Other work is a conflict: neither
     done nor skipped, and a person gives it another key.
     """
-    done = {row.key or f"{run}:{row.step}": row for row in gone}
-    for step in plan.steps if done else ():
-        row = done.get(step.key(run)) if step.task.key is not None else None
-        if row is None or board.state(step.id) != WAITING:
+    known = {row.key or f"{run}:{row.step}": row for row in gone}
+    for step in plan.steps if known else ():
+        row = known.get(step.key(run)) if step.task.key is not None else None
+        if row is None or board.state(step.id) != WAITING or (board.progress(step.id).number and doubtful(row)):
             continue
-        same = row.definition == plan.digest(step)
-        cause = f"done as '{row.step}', which had the same key"
-        if not same:
-            cause = f"its key '{step.key(run)}' stands for other work, done as '{row.step}'; give it another key"
-        verdict = Verdict(DONE if same else FAILED, cause, counted=not same, final=not same, delay=0.0)
+        verdict = _same_key(step, row, row.definition == plan.digest(step), run)
+        if verdict is None:
+            continue
         now = clock.wall()
         claim = Claim(step.id, board.progress(step.id).number + 1, plan.digest(step), now, row.boot, step.key(run))
-        ending = Ending(step.id, claim.number, verdict.outcome, not same, not same, cause, None, now)
+        ending = Ending(
+            step=step.id,
+            number=claim.number,
+            outcome=verdict.outcome,
+            counted=verdict.counted,
+            final=verdict.final,
+            cause=verdict.cause,
+            status=None,
+            ended=now,
+            unsure=verdict.unsure,
+        )
         yield row, verdict, claim, ending
+
+
+def _same_key(step: Step, row: Row, same: bool, run: str) -> Verdict | None:
+    """Return what an attempt of another step under its key means for `step`; None if nothing."""
+    if not same:
+        cause = f"its key '{step.key(run)}' stands for other work, tried as '{row.step}'; give it another key"
+        return Verdict(FAILED, cause, counted=True, final=True, delay=0.0)
+    if row.outcome == DONE:
+        return Verdict(DONE, f"done as '{row.step}', which had the same key", False, False, 0.0)
+    if step.task.redo == "always":
+        return None
+    outcome = UNKNOWN if step.task.redo == "never" else INTERRUPTED  # its check will be asked
+    return Verdict(outcome, f"cut off as '{row.step}', which had the same key", False, False, 0.0, unsure=True)

@@ -189,6 +189,7 @@ def show_list(root: str, unit_name: str | None) -> int:
             if row.outcome == ledger.DONE or row.step not in last or last[row.step].outcome != ledger.DONE:
                 last[row.step] = row
         names, waiting = list(last), set[str]()
+        doubted = {name for name, row in last.items() if row.outcome == ledger.UNKNOWN}
         unknown = [effect for effect in store.effects.all() if effect.state == UNKNOWN]
         try:
             board = _board(store, rows)
@@ -197,28 +198,31 @@ def show_list(root: str, unit_name: str | None) -> int:
         else:
             listed = [step.id for step in board.steps]
             waiting = {name for name in listed if board.state(name) == boards.WAITING}
+            doubted |= {name for name in listed if board.state(name) == boards.UNKNOWN}
             names = listed + [name for name in last if name not in set(listed)]
         for name in names:
-            print(_list_line(name, last.get(name), name in waiting, alive))
+            row_ = last.get(name)
+            mine = row_ is not None and row_.worker == store.worker
+            print(_list_line(name, row_, name in waiting, alive or not mine, name in doubted))
         for effect in unknown:
             print(f"unknown  effect '{effect.key}' of {effect.step}, since {clock.stamp(effect.at)}")
-        if unknown or any(row.outcome == ledger.UNKNOWN for row in last.values()):
+        if unknown or doubted:
             print(f"unknown: {status.settling('NAME')}", file=sys.stderr)
     finally:
         store.close()
     return OK
 
 
-def _list_line(name: str, row: Row | None, waiting: bool, alive: bool) -> str:
+def _list_line(name: str, row: Row | None, waiting: bool, alive: bool, doubted: bool) -> str:
     if row is None:
         return f"waiting  {name}"
     if row.outcome is None:
-        state = "running" if alive or row.worker else "cut off"
+        state = "running" if alive else "cut off"
         whose = f" with {row.worker}" if row.worker else ""
         return f"{state:<8} {name}  attempt {row.number}{whose} since {clock.stamp(row.started)}"
     if row.outcome == ledger.DONE:
         return f"done     {name}  {clock.stamp(row.ended or 0)} in {_took(row)}{_tries(row)}"
-    if row.outcome == ledger.UNKNOWN:
+    if doubted:
         return f"unknown  {name}  attempt {row.number}: {row.cause}"
     state = "waiting" if waiting else "failed"
     return f"{state:<8} {name}  attempt {row.number} {row.outcome}: {row.cause}"

@@ -23,6 +23,7 @@ class Results:
         self._places = places
         self._disk = disk
         self._journal = journal
+        self._name = "the ledger" if store.shared else places.ledger
 
     def restore(self, thorough: bool) -> None:
         """Write small results again that are missing, and name large ones that are lost.
@@ -30,7 +31,7 @@ class Results:
         `thorough`: after a power cut a file may also be there and hold something else.
         """
         restored = 0
-        for row in self._disk.persist(self._places.ledger, lambda: list(lost(self._ledger, self._places, thorough))):
+        for row in self._disk.persist(self._name, lambda: list(lost(self._ledger, self._places, thorough))):
             restored += self.take(row)
         if restored:
             text = f"{self._places.out}: {restored} results written again from the ledger"
@@ -64,7 +65,8 @@ class Results:
     def _read(self, row: Row) -> bytes | None:
         if not row.output_size:
             return b""
-        return self._disk.persist(self._places.ledger, functools.partial(self._ledger.output, row.seq))
+        self._disk.meanwhile()  # many of these may take long
+        return self._disk.persist(self._name, functools.partial(self._ledger.output, row.seq))
 
 
 def lost(store: Ledger, places: Places, thorough: bool) -> Iterator[Row]:

@@ -26,14 +26,21 @@ class Resumed(NamedTuple):
     notices: list[str]
 
 
-def open_ledger(places: Places) -> Resumed:
-    """Return the ledger of the state folder, which the caller has locked.
+def open_ledger(places: Places, in_order: bool = True) -> Resumed:
+    """Return the ledger of the state folder, which the caller has locked; `in_order`: the last worker ended so.
 
     The state of another run is put on the shelf for it.  Raises StateError if nothing sound is left or
     if a newer version wrote it; then every file is where it was.
     """
     notices: list[str] = []
     _make_room(places, notices)
+    if member.shared(places.root):
+        if not in_order and not os.path.exists(places.ledger):
+            raise StateError(
+                f"{places.root}: the run's ledger is on a server, and its last worker here did not end in order",
+                f"start it with that 'ledger:' once more, or go on from checkpoint.json: rm {places.root}/worker.json",
+            )
+        member.leave(places.root)
     ledger, broken = _open(places)
     if ledger is not None:
         _compare(ledger, places, notices)

@@ -89,12 +89,14 @@ class Run:
         self._crew = Crew(self._running, places, journal, self._events, self._disk, self._ledger, self._results, base)
         self._keeper = Keeper(places.checkpoint, places.run, self._ledger, journal)
         self._broker = Broker(self._ledger.effects, self._persist, self._vouches, self._on_effect, self._settled)
+        self._broker.changed = self._keeper.changed
         self._outcomes = status.Outcomes()
         self._reload = False
         self._began = clock.monotonic()
         self._standing = Standing(steps, self._ledger, self._persist)
-        self._found = self._standing.read()
         self._peers = self._others(settings.lease) if store.shared else None
+        if self._peers is not None:
+            self._disk.meanwhile = self._peers.renew
 
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
@@ -102,8 +104,8 @@ class Run:
         signals = Signals(self._events, numbers, self._on_signal)
         server = control.Server(self._places.control, self._events, self.snapshot, self._broker)
         try:
-            self._notifier.ready(self._summary())
-            self._begin(self._found)
+            self._notifier.ready("reading what was done before")
+            self._begin()
             finished: str | None = None
             while finished is None:
                 finished = self._turn()
@@ -170,7 +172,8 @@ class Run:
         return decide.next_steps(self._board, slots, clock.monotonic(), stop_for, spare)
 
     def _settle(self, attempt: Attempt) -> Ended:
-        ended = self._crew.settle(attempt, self._board.progress(attempt.step.id))
+        step = self._plan.by_id.get(attempt.step.id, attempt.step)
+        ended = self._crew.judge(attempt, self._board.progress(step.id), step.task)
         self._standing.mark(ended.ending, attempt.definition)
         return ended
 
@@ -184,7 +187,7 @@ class Run:
                 continue
             self._outcomes.step(verdict.outcome, found, again)
             self._tell(ending.step, ending.number, verdict, clock.monotonic() - attempt.started)
-        if ended:
+        if ended or not all(claim.harmless for claim in recorded.claims):
             self._keeper.changed()
             self._keeper.keep(clock.monotonic())
         if self._peers and len(recorded.claims) < min(most, len(claims)):
@@ -192,12 +195,20 @@ class Run:
         if self._stopping:  # told to while the ledger was asked
             self._give_back(recorded.claims)
             return
-        for claim in recorded.claims:
+        for place, claim in enumerate(recorded.claims):
+            if self._stopping:  # told to while the one before was being prepared
+                self._give_back(recorded.claims[place:])
+                break
             step, number = claim.step, claim.number
             text = f"{step}: started" if number == 1 else f"{step}: started, attempt {number}"
             self._journal.event("step-started", text, step=step, attempt=number)
             self._board.set(step, boards.RUNNING)
-            self._crew.start(claim, self._plan.by_id[step], self._board.progress(step))
+            if not self._crew.start(claim, self._plan.by_id[step], self._board.progress(step)):
+                self._board.set(step, boards.ELSEWHERE)
+                text = f"{step}: its claim had run out before it could begin, and is another worker's"
+                self._journal.event("step-lost", text, step=step, attempt=number, priority=WARNING)
+            elif self._stopping:
+                self._running[step].interrupt("stop", STOP_GRACE, clock.monotonic())
         self._notifier.status(self._summary(), clock.monotonic())
 
     def _give_back(self, claims: list[Claim]) -> None:
@@ -222,6 +233,8 @@ class Run:
         attempt = self._running.get(step)
         if attempt is not None and outcome == "unknown":
             attempt.unknown = key
+        elif attempt is not None and attempt.unknown == key:
+            attempt.unknown = ""  # settled meanwhile
         self._outcomes.effect(outcome)
         self._keeper.changed()
         news = status.effect(step, key, outcome)
@@ -278,11 +291,8 @@ class Run:
         self._read_all()
         return self._decide().finished is None
 
-    def _read_all(self) -> None:
-        if self._peers is not None:
-            self._peers.read_all()
-        else:
-            self._standing.read(self._running)
+    def _read_all(self) -> boards.Replay:
+        return self._standing.read(self._running) if self._peers is None else self._peers.read_all()
 
     def _discard(self, ending: Ending) -> None:
         """Forget what an attempt did whose claim was lost before its end could be recorded."""
@@ -293,8 +303,9 @@ class Run:
 
     # -- beginning and end
 
-    def _begin(self, found: boards.Replay) -> None:
+    def _begin(self) -> None:
         """Take up what an earlier worker left."""
+        found = self._standing.read()
         process.keep_descriptors()
         process.become_subreaper()
         self._results.restore(thorough=self._persist(lambda: self._ledger.fact("boot")) != self._boot)
@@ -318,11 +329,12 @@ class Run:
         self._know_again(found.gone)
 
     def _know_again(self, gone: list[ledger.Row]) -> None:
-        """Record as done what was done under the same key by a step that is no longer in the list."""
+        """Record what a step that is no longer in the list has done, or perhaps done, under the same key."""
         for row, verdict, claim, ending in list(recovery.renamed(self._plan, self._board, gone, self._places.run)):
             if verdict.outcome == ledger.DONE:
                 ending = ending._replace(output=self._results.copy(row, ending.step), output_size=row.output_size)
-            self._persist(functools.partial(self._ledger.record, [], [claim], 1))
+            if not self._persist(functools.partial(self._ledger.record, [], [claim], 1)).claims:
+                continue  # another worker was quicker
             self._persist(functools.partial(self._ledger.record, [ending], [], 0))
             self._standing.mark(ending, claim.definition)
             self._tell(ending.step, ending.number, verdict)
@@ -335,7 +347,8 @@ class Run:
         closed = recovery.judge_unclosed(rows, self._plan, self._board, self._boot, self._stopped_before, worker)
         if not closed:
             return
-        self._persist(lambda: self._ledger.record([ending for _, ending in closed], [], 0))
+        lost = self._persist(lambda: self._ledger.record([ending for _, ending in closed], [], 0)).lost
+        closed = [entry for entry in closed if entry[1].step not in lost]
         definitions = {row.step: row.definition for row in rows}
         for verdict, ending in closed:
             self._standing.mark(ending, definitions[ending.step])
@@ -349,8 +362,8 @@ class Run:
         for step in found.changed:
             text = f"{step}: defined otherwise than when it was done; not done again (another id would run it)"
             self._journal.event("plan-changed", text, step=step, priority=NOTICE)
-        if found.gone:
-            text = f"{len(found.gone)} finished steps are no longer in the list"
+        if any(row.outcome == ledger.DONE for row in found.gone):
+            text = f"{sum(row.outcome == ledger.DONE for row in found.gone)} finished steps are no longer in the list"
             self._journal.event("plan-changed", text)
 
     def _more_to_do(self) -> bool:
@@ -367,7 +380,7 @@ class Run:
         steps = self._list.read_again(lambda plan: self._persist(lambda: self._ledger.enlist(plan.listing())))
         if steps is not None:
             self._standing.plan = steps
-            self._read_all()
+            self._know_again(self._read_all().gone)
             facts = {"state": "running", "total": str(self._board.total)}
             self._persist(lambda: self._ledger.note(facts))
             self._journal.event("reloaded", f"the configuration was read again: {self._board.total} steps")

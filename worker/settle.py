@@ -8,11 +8,12 @@ import contextlib
 import os
 import pwd
 
-from worker import clock, control, files, folder, ledger, report
+from worker import clock, control, files, folder, ledger, member, report
+from worker.board import doubtful
 from worker.decide import doubt
 from worker.errors import AgentError, StateError
 from worker.folder import Places
-from worker.ledger import DONE, INTERRUPTED, REDO, Claim, Ending, Ledger, Row, StorageFull
+from worker.ledger import DONE, REDO, Claim, Ending, Ledger, Row, StorageFull
 from worker.ledger.effects import UNKNOWN
 
 
@@ -27,7 +28,7 @@ def settle(store: Ledger, places: Places, name: str, result: bytes | None, who: 
         if row.step not in rows or rows[row.step].outcome != DONE:
             rows[row.step] = row
     last = rows.get(name)
-    if last is not None and _is_unsure(last):
+    if last is not None and (doubtful(last) if last.outcome else last.boot == _SETTLED):
         unknown = (effect.key for effect in store.effects.all() if effect.state == UNKNOWN)
         inside = next((key for key in unknown if last.cause.endswith(doubt(key))), None)
         if inside is not None:
@@ -37,23 +38,24 @@ def settle(store: Ledger, places: Places, name: str, result: bytes | None, who: 
         _close(store, last, result, who)
         return f"{name}: {'done' if result is not None else 'to be done again'}, as {who} says"
     effect = store.effects.settle(name, result)
-    if effect is None:
-        raise AgentError(f"'{name}': {_standing(last)}", _unknown(store, rows))
+    waiting = [row for row in rows.values() if row.outcome == ledger.UNKNOWN and row.cause.endswith(doubt(name))]
+    if effect is None and not waiting:  # if some wait, it was settled by a call whose answer was lost
+        raise AgentError(f"'{name}': {_standing(store, name, last)}", _unknown(store, rows))
+    for row in waiting:  # they can go on now
+        _close(store, row, None, who)
     said = "has happened" if result is not None else "has not happened"
-    for row in rows.values():
-        if row.outcome == ledger.UNKNOWN and row.cause.endswith(doubt(name)):  # it can go on now
-            _close(store, row, None, who)
-    return f"effect '{name}' of {effect.step}: {said}, as {who} says"
+    return f"effect '{name}': {said}, as {who} says"
 
 
-def _is_unsure(row: Row) -> bool:
-    return row.outcome == ledger.UNKNOWN or (row.outcome in (INTERRUPTED, ledger.STALLED, ledger.FAILED) and row.unsure)
+# In place of a boot's id: the attempt is a person's word.  Made in two writes, it may be found open, and is closed.
+_SETTLED = "settled"
 
 
 def _close(store: Ledger, last: Row, result: bytes | None, who: str) -> None:
     """Record one more attempt, which is the person's word."""
     now = clock.wall()
-    claim = Claim(last.step, last.number + 1, last.definition, now, clock.boot_id(), last.key)
+    number = last.number + 1 if last.outcome else last.number
+    claim = Claim(last.step, number, last.definition, now, _SETTLED, last.key)
     ending = Ending(
         step=last.step,
         number=claim.number,
@@ -66,18 +68,22 @@ def _close(store: Ledger, last: Row, result: bytes | None, who: str) -> None:
         output=result or b"",
         output_size=len(result or b""),
     )
-    if not store.record([], [claim], 1).claims or store.record([ending], [], 0).lost:
+    claimed = not last.outcome or store.record([], [claim], 1).claims
+    if not claimed or store.record([ending], [], 0).lost:
         raise AgentError(f"{last.step}: another worker has just begun it again", "see 'agentctl list'")
 
 
-def _standing(row: Row | None) -> str:
-    if row is None:
+def _standing(store: Ledger, name: str, row: Row | None) -> str:
+    if row is not None:
+        return "this step is not unknown" if row.outcome else "this step is running"
+    effect = next((effect for effect in store.effects.all() if effect.key == name), None)
+    if effect is None:
         return "there is no step or effect of that name"
-    return "this step is not unknown" if row.outcome else "this step is running"
+    return f"this effect of {effect.step} is not unknown, it is {effect.state}"
 
 
 def _unknown(store: Ledger, rows: dict[str, Row]) -> str:
-    names = [name for name, row in rows.items() if row.outcome == ledger.UNKNOWN]
+    names = [name for name, row in rows.items() if row.outcome and doubtful(row)]
     names += [effect.key for effect in store.effects.all() if effect.state == UNKNOWN]
     return f"unknown are: {', '.join(names[:8])}" if names else "nothing is unknown here"
 
@@ -87,8 +93,9 @@ def from_outside(root: str, unit: str | None, name: str, result: bytes | None) -
 
     Return what was done.  Raises AgentError.
     """
-    who = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
-    _become_owner(root)
+    who = _user()
+    if not member.shared(root):  # a server's password is root's to read
+        _become_owner(root)
     if folder.holder(root) is not None:
         return _by_worker(Places("", root, folder.runtime(root)).control, name, result, who)
     report.open_ledger(root, unit).close()  # says what is wrong, before there is a lock file where no run is
@@ -101,10 +108,15 @@ def from_outside(root: str, unit: str | None, name: str, result: bytes | None) -
     except OSError as exc:
         raise StateError(f"{exc.filename or root}: {exc.strerror}", "nothing was settled; try again") from exc
     finally:
-        if held.in_order:  # a worker that died has died, whoever was here since
-            folder.leave(held)
         os.close(held.fd)
     return f"{done}; it counts from the next start on: systemctl start {unit}" if unit else done
+
+
+def _user() -> str:
+    try:
+        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"user {os.getuid()}"
 
 
 def _become_owner(root: str) -> None:
@@ -122,7 +134,7 @@ def _by_worker(path: str, name: str, result: bytes | None, who: str) -> str:
     except OSError as exc:
         raise AgentError(f"the worker cannot be asked: {path}: {exc.strerror}", "use sudo, or try again") from exc
     if answer is None:
-        raise AgentError("the worker does not answer", "see 'agentctl status'")
+        raise AgentError("the worker does not answer; it may do it yet", "see 'agentctl status' and 'agentctl list'")
     if "error" in answer:
         raise AgentError(answer["error"])
     return str(answer["settled"])

@@ -5,6 +5,8 @@ AGENT_KILLS says how many steps are cut off at each point; a few by default, so 
 
 import os
 import pwd
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -312,7 +314,7 @@ tasks:
     )
     assert "unknown  mail  attempt 2" in listed.stdout
     assert "unknown  effect 'letter' of mail" in listed.stdout
-    assert settle(w, "letter", "--done", "by hand\n") == f"effect 'letter' of mail: has happened, as {user()} says\n"
+    assert settle(w, "letter", "--done", "by hand\n") == f"effect 'letter': has happened, as {user()} says\n"
     w.until("mail: done in .*")
     (tmp_path / "go").touch()
     assert w.wait() == 0
@@ -355,8 +357,108 @@ def test_a_step_that_was_renamed_is_known_by_its_key(worker: MakeWorker) -> None
     assert w.matching("new: done in .*; done as 'old', which had the same key")
     w.config.write_text("run: r\ntasks:\n" + task.format("third", "other", "other"))
     assert w.run() == 70
-    assert w.matching("third: failed for good: its key 'pr' stands for other work, done as 'new'; give it another key")
+    assert w.matching("third: failed for good: its key 'pr' stands for other work, tried as 'new'; give it another key")
     assert (w.config.parent / "ran").read_text() == "made\n"
+
+
+def test_after_and_expect_hold_for_what_the_check_found_as_well(worker: MakeWorker) -> None:
+    """
+    A check stands in for the step's own program, and for nothing else: what comes after it is still to be done.
+    """
+    w = worker("""
+tasks:
+  - id: a
+    run: echo ran >> ran; kill -9 $$
+    check: test -e ran && echo url
+    expect: {matches: "^url$"}
+    after: echo after >> after; test $(wc -l < after) = 2
+    cwd: .
+    retry: {attempts: 5, delay: 0}
+""")
+    assert w.run() == 0, w.lines
+    assert (w.config.parent / "ran").read_text() == "ran\n"
+    assert (w.config.parent / "after").read_text() == "after\n" * 2
+    assert w.output("a") == b"url\n"
+
+
+def test_a_renamed_step_is_known_while_the_worker_works_as_well(worker: MakeWorker) -> None:
+    """
+    Case S10: taken in at the end of the list, it is known by its key as it is after a restart.
+    """
+    w = worker("""
+run: r
+tasks:
+  - {id: one, run: echo effect >> effects, key: K, cwd: .}
+  - {id: edit, run: "sed -i 's/id: one/id: uno/' list.yaml", cwd: .}
+""")
+    assert w.run() == 0
+    assert w.matching("uno: done in .*; done as 'one', which had the same key")
+    assert (w.config.parent / "effects").read_text() == "effect\n"
+
+
+@pytest.mark.parametrize("redo, happens", [("never", 1), ("always", 2)])
+def test_a_renamed_step_that_was_cut_off_is_no_new_one(worker: MakeWorker, redo: str, happens: int) -> None:
+    """
+    What may have happened under its key is asked about under its new name, unless redoing it is harmless.
+    """
+    task = (
+        f"- {{id: one, run: 'echo effect >> effects; mkdir first && kill -9 $$; true', key: K, redo: {redo}, cwd: .}}"
+    )
+    w = worker(f"run: r\ndefaults: {{retry: {{attempts: 1}}}}\ntasks:\n  {task}\n")
+    assert w.run() == 70
+    w.config.write_text(w.config.read_text().replace("id: one", "id: uno"))
+    assert w.run() == (70 if redo == "never" else 0)
+    assert w.done() == [] if redo == "never" else ["uno"]
+    assert bool(w.matching("uno: unknown: cut off as 'one', which had the same key")) == (redo == "never")
+    assert len((w.config.parent / "effects").read_text().split()) == happens
+
+
+def test_what_the_list_says_at_its_end_holds_for_an_attempt(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    Whoever writes redo: never while the step runs does not see it begun again.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listening.bind(str(tmp_path / "notify"))
+    run = "echo effect >> effects; echo up; while ! [ -e go ]; do sleep 0.05; done; kill -9 $$"
+    w = worker(
+        f"tasks:\n  - {{id: a, run: '{run}', cwd: ., redo: always}}\n",
+        environ={"NOTIFY_SOCKET": listening.getsockname()},
+    )
+    w.start().until("a: up")
+    w.config.write_text(w.config.read_text().replace("always", "never"))
+    w.process.send_signal(signal.SIGHUP)
+    w.until("read again")
+    (w.config.parent / "go").touch()
+    assert w.wait() == 70
+    assert w.matching("a: unknown: killed by SIGKILL; nobody knows")
+    assert settle(w, "a", "--done") == f"a: done, as {user()} says\n"
+    listening.close()
+
+
+def test_a_run_that_moves_between_its_own_ledger_and_a_server_takes_its_doubts_along(
+    worker: MakeWorker, server: Server
+) -> None:
+    """
+    What was cut off is unknown wherever it goes on, and nothing waits for a worker that is nobody's.
+    """
+    head = f"ledger: '{server.empty_database()}'\n"
+    tasks = """run: moving
+tasks:
+  - {id: zero, run: echo zero}
+  - {id: one, run: 'echo effect >> effects; kill -9 $PPID; sleep 600', cwd: ., redo: never}
+"""
+    w = worker(tasks)
+    assert w.run() == -9
+    w.config.write_text(head + tasks)
+    assert w.run() == 70
+    assert w.matching("3 attempts and effects taken along|2 attempts and effects taken along")
+    assert w.matching("one: attempt 1 .*unknown|one: unknown: the worker died with it")
+    w.config.write_text(tasks)
+    assert w.run() == 70
+    assert settle(w, "one", "--done") == f"one: done, as {user()} says\n"
+    w.config.write_text(head + tasks)
+    assert w.run() == 0
+    assert (w.config.parent / "effects").read_text() == "effect\n"
 
 
 def user() -> str:

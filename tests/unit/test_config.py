@@ -258,7 +258,7 @@ def test_a_mistake_in_a_task_is_one_line(tmp_path: Path, line: str, said: str) -
         ("on_unknown: guess\n", "config.yaml:1:13: on_unknown: cannot be 'guess'; write stop or continue"),
         (
             "ledger: mysql://me:planted@db/x\n",
-            "config.yaml:1:9: ledger: 'db/x' is not the address of a PostgreSQL server; write postgresql://",
+            "config.yaml:1:9: ledger: this is not the address of a PostgreSQL server; write postgresql://",
         ),
         ("defaults: {id: x}\n", "config.yaml:1:12: unknown key 'id'"),
         ("tsaks: []\n", "config.yaml:1:1: unknown key 'tsaks'; did you mean 'tasks'?"),

@@ -119,9 +119,10 @@ def test_what_is_unknown_is_settled_by_a_person(effects: Effects) -> None:
     It happened, with this result; or it did not, and may be done.
     """
     for key in ("k", "l"):
-        effects.abandon(key, effects.claim(key, "p", "a", LEASE, False).effect.token)
-        assert effects.settle(key, b"") is None, "it is not unknown yet"
-        effects.claim(key, "p", "a", LEASE, False)
+        token = effects.claim(key, "p", "a", LEASE, False).effect.token
+        assert effects.settle(key, b"") is None, "its holder knows"
+        effects.abandon(key, token)
+        assert effects.claim(key, "p", "a", LEASE, False).verdict == UNKNOWN
     settled = effects.settle("k", b"no. 77")
     assert settled is not None
     assert (settled.state, settled.step) == (UNKNOWN, "a")
@@ -129,7 +130,11 @@ def test_what_is_unknown_is_settled_by_a_person(effects: Effects) -> None:
     assert effects.settle("k", None) is None
     assert effects.settle("none", None) is None
     assert effects.claim("k", "p", "a", LEASE, False).effect.result == b"no. 77"
-    assert effects.claim("l", "p", "a", LEASE, False).verdict == GRANTED
+    token = effects.claim("l", "p", "a", LEASE, False).effect.token
+    effects.abandon("l", token)
+    assert effects.claim("l", "other", "a", LEASE, True).verdict == CONFLICT
+    assert [effect.state for effect in effects.all() if effect.key == "l"] == [UNKNOWN], "so that a person sees it"
+    assert effects.settle("l", None) is not None
 
 
 def test_effects_travel_in_a_checkpoint(effects: Effects) -> None:

@@ -121,6 +121,21 @@ def test_a_lease_is_renewed_while_its_step_is_within_its_limits(desk: Desk) -> N
     assert desk.renewed == ["k", "k"]
 
 
+def test_who_waits_for_himself_or_in_a_circle_has_limits(desk: Desk) -> None:
+    """
+    A wait without an end is none that is excused: the step's own limits end it.
+    """
+    ends = [desk.client() for _ in range(4)]
+    desk.claim(ends[0][0], "k", step="a")
+    desk.claim(ends[1][0], "l", step="b")
+    desk.claim(ends[2][0], "l", step="a")
+    desk.broker.work(clock.monotonic())
+    assert desk.broker.waiting() == {"a"}
+    desk.claim(ends[3][0], "k", step="b")
+    desk.broker.work(clock.monotonic())
+    assert desk.broker.waiting() == set()
+
+
 def test_when_a_lease_is_lost_the_others_ask_anew(desk: Desk) -> None:
     """
     Who waited here for a claim that is another machine's by now waits for that one.
@@ -135,7 +150,7 @@ def test_when_a_lease_is_lost_the_others_ask_anew(desk: Desk) -> None:
     assert desk.broker.waiting() == {"b"}
     desk.lost = True
     desk.broker.work(now + LEASE / 2)
-    assert desk.broker.waiting() == set()
+    assert desk.broker.waiting() == {"b"}, "another machine is at it"
     assert desk.broker.due_at() == now + LEASE / 2 + 0.5
     desk.broker.look_again()
     assert desk.broker.due_at() == 0.0

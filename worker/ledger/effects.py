@@ -71,9 +71,9 @@ class Effects(Protocol):
         """Let go of a claim of which nobody knows whether its effect happened, as if its holder were gone."""
 
     def settle(self, key: str, result: bytes | None) -> Effect | None:
-        """Commit an UNKNOWN effect with `result`, or forget it if that is None.
+        """Commit an effect that is UNKNOWN, or a claim that nobody holds, with `result`, or forget it if that is None.
 
-        Return the effect as it was, or None if there is no such key or it is not UNKNOWN.
+        Return the effect as it was, or None if there is no such one.
         """
 
     def all(self) -> Iterator[Effect]:

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from worker import clock
 from worker.events import Events
-from worker.ledger import Claim, Ending, LedgerAway, Recorded, Row, Server
+from worker.ledger import Claim, Ending, Recorded, Row, Server
 from worker.ledger.effects import Answer, Effect
 
-# A server that gives no answer for so long is taken for dead, whatever its connection looks like; the ledger itself
-# notices earlier.  A call that moves many rows may take longer.
+# A server that gives no answer for so long is hung up on, should the ledger itself not have noticed; a call that moves
+# many rows may take longer.
 _PATIENCE, _LONG = 20.0, 120.0
 
 T = TypeVar("T")
@@ -41,11 +41,13 @@ class Caller:
         self.woken = False  # another worker has something to tell
 
     def call(self, action: Callable[[], T], patience: float = _PATIENCE) -> T:
-        """Return `action()`, made in the thread.  Raises what it raises, and LedgerAway if it takes too long."""
+        """Return `action()`, made in the thread; raises what it raises.
+
+        It is waited for to its end, which comes soon after its connection was broken: what a call was granted must
+        not be granted to nobody.
+        """
         gives_up = clock.monotonic() + patience
         self._listen(False)
-        while self._busy:  # one that was given up is still on its way
-            self._pause(gives_up)
         answer: list[T] = []
         fault: list[Exception] = []
 
@@ -60,7 +62,10 @@ class Caller:
         self._busy = True
         self._jobs.put(job)
         while self._busy:
-            self._pause(gives_up)
+            if clock.monotonic() >= gives_up:
+                _hang_up(self._store.fileno())
+                gives_up = clock.monotonic() + patience
+            self._wait(gives_up)
         self._listen(True)
         if fault:
             raise fault[0]
@@ -72,12 +77,6 @@ class Caller:
         self._jobs.put(None)
         self._thread.join(1.0)
         self._events.forget(self._ended)
-
-    def _pause(self, gives_up: float) -> None:
-        if clock.monotonic() >= gives_up:
-            _hang_up(self._store.fileno())
-            raise LedgerAway("the server does not answer")
-        self._wait(gives_up)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

@@ -38,7 +38,7 @@ from worker.ledger.postgres.schema import are_ready, prepare
 __all__ = ["Member", "PostgresLedger"]
 
 # Facts of one machine; all others are the run's.
-_OWN_FACTS = ("boot", "runtime", "config", "version")
+_OWN_FACTS = ("boot", "config", "version", "outcomes")
 _BATCH = 5000
 _EVERY = 1 << 30
 # Whoever has drawn a number has committed so many seconds later; if it should ever take longer, `news` lacks it
@@ -341,14 +341,15 @@ _RECORDED = """
 SELECT true FROM agent.attempts
 WHERE run = %(run)s AND step = %(step)s AND number = %(number)s AND life = %(life)s
 """
-# Claims whose lease has run out, and those that we have taken over without hearing of it.
+# Claims whose lease has run out, attempts that were open in a checkpoint and are nobody's here, and those that we
+# have taken over without hearing of it.
 _TAKE_OVER = f"""
 WITH me AS (
     {ME}
 ), late AS (
     SELECT s.step AS name FROM agent.steps s CROSS JOIN me
     WHERE s.run = %(run)s AND s.state = 'running'
-        AND ((s.lease_until < now() AND %(patient)s) OR (s.life = %(life)s AND s.former <> ''))
+        AND ((s.lease_until < now() AND %(patient)s) OR s.life = '' OR (s.life = %(life)s AND s.former <> ''))
         AND NOT (s.life = %(life)s AND s.token = ANY (%(held)s::bigint[]))
     FOR UPDATE OF s SKIP LOCKED)
 UPDATE agent.steps s SET

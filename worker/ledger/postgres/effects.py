@@ -28,6 +28,10 @@ _BATCH = 50
 _TRIES = 5
 
 
+def _may_be_settled(effect: Effect) -> bool:
+    return effect.state == UNKNOWN or (effect.state == CLAIMED and not effect.worker)
+
+
 class PostgresEffects:
     """The effects of a run on a server; see worker.ledger.effects.Effects."""
 
@@ -77,7 +81,7 @@ class PostgresEffects:
         with self._link.call() as connection:
             with connection.transaction():
                 found = connection.execute(f"{_FIND} FOR UPDATE", asked, binary=True).fetchone()
-                if found is None or _effect(found).state != UNKNOWN:
+                if found is None or not _may_be_settled(_effect(found)):
                     return None
                 connection.execute(_FORGET if result is None else _SETTLE, asked)
             self._link.wake(connection)
@@ -107,19 +111,22 @@ class PostgresEffects:
     ) -> Answer | None:
         """Return what follows for an effect that is there, or None if it has moved meanwhile."""
         effect, (life, taken, valid) = _effect(found), found[len(Effect._fields) :]
-        if effect.parameters != asked["parameters"]:
-            return Answer(CONFLICT, effect)
         seen = asked | {"token": effect.token}
+        ours = effect.worker == self._link.member.id
+        # An effect that was let go of, or came in a checkpoint, has no holder who could still say a word.
+        gone = not effect.worker or (ours and life != self._link.life)
+        gone = gone or not (valid or not self._link.may_take_over())
+        if effect.parameters != asked["parameters"]:
+            if effect.state == CLAIMED and gone:
+                self._take(connection, _GIVE_UP, UNKNOWN, seen)  # so that a person sees it
+            return Answer(CONFLICT, effect)
         if effect.state == UNKNOWN and take_over:
             return self._take(connection, _TAKE_OVER, TAKEN_OVER, seen)
         if effect.state != CLAIMED:
             return Answer(effect.state, effect)
-        ours = effect.worker == self._link.member.id
         if ours and life == self._link.life and effect.token not in self._tokens and effect.step == asked["step"]:
             return self._take(connection, _HEAR, TAKEN_OVER if taken else GRANTED, seen)
-        # An effect that was let go of, or came in a checkpoint, has no holder who could still say a word.
-        gone = not effect.worker or (ours and life != self._link.life)
-        if not gone and (valid or not self._link.may_take_over()):
+        if not gone:
             return Answer(HELD, effect)
         if take_over:
             return self._take(connection, _TAKE_OVER, TAKEN_OVER, seen)

@@ -87,6 +87,8 @@ def on_calling(exc: psycopg.Error, place: str, first: bool) -> Exception:
         return standby(place) if first else LedgerAway(f"{place}: it is read-only now, as in a fail-over")
     if code in _AWAY_CODES or code.startswith(_AWAY):
         return LedgerAway(f"{place}: {words}")
+    if code in (_FORBIDDEN, *_GONE) and not first:  # somebody is mending the database, or is about to
+        return LedgerAway(f"{place}: {words}")
     if code == _FORBIDDEN:
         hint = "let an administrator run, in this database: CREATE SCHEMA agent AUTHORIZATION that user"
         return StateError(f"{place}: {words}", hint)

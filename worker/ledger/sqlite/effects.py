@@ -52,6 +52,13 @@ class SqliteEffects:
     def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool) -> Answer:
         with transaction(self._db):
             found = self._find(key)
+            if (
+                found is not None
+                and found.state == CLAIMED
+                and not _lives(found.worker)
+                and found.parameters != parameters
+            ):
+                found = self._put(found._replace(state=UNKNOWN, worker="", at=clock.wall()))  # a person sees it now
             if found is not None:
                 verdict = self._verdict(found, parameters)
                 if verdict not in (None, UNKNOWN) or (verdict == UNKNOWN and not take_over):
@@ -93,7 +100,7 @@ class SqliteEffects:
     def settle(self, key: str, result: bytes | None) -> Effect | None:
         with transaction(self._db):
             found = self._find(key)
-            if found is None or found.state != UNKNOWN:
+            if found is None or not (found.state == UNKNOWN or _abandoned(found)):
                 return None
             if result is None:
                 self._forget(key)
@@ -128,7 +135,7 @@ class SqliteEffects:
             return CONFLICT
         if found.state != CLAIMED:
             return found.state
-        return HELD if _lives(found.worker) else None
+        return None if _abandoned(found) else HELD
 
     def _find(self, key: str) -> Effect | None:
         values = self._db.execute(f"SELECT {_COLUMNS} FROM effects WHERE key = ?", (key,)).fetchone()
@@ -162,6 +169,10 @@ def _process(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else f"{clock.boot_id()} {pid} {fields[19]}"  # its start, proc(5) field 22
+
+
+def _abandoned(effect: Effect) -> bool:
+    return effect.state == CLAIMED and not _lives(effect.worker)
 
 
 def _lives(process: str) -> bool:
