@@ -306,7 +306,7 @@ tasks:
     service.wait("waiting", "a")
     pid = service.pid
     assert service.status()["worker"]["state"] == "active"
-    agent.wait_journal("_COMM=echo", after=_clock(agent, seconds=7))
+    agent.wait_journal("MESSAGE=time is up", after=_clock(agent, seconds=7))
     assert service.pid == pid, "the watchdog (3 s) killed a worker that waits"
     agent.run("mount -o remount,size=64m /var/lib/agent")
     service.wait("run-done")
