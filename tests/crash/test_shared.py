@@ -1,0 +1,182 @@
+"""Real workers and a server that does not let them work, or is far away.
+
+Where it does not: one clear line, and the exit status that says what to do.
+"""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeWorker
+from tests.postgres import PASSWORD, Server
+from tests.proxy import Proxy
+
+STATE_UNUSABLE = 73
+LEASE = 5.0
+RUN = "run: shared\nledger: {address}\nlease: 5s\n"
+TASKS = "tasks:\n  - {id: a, run: echo a}\n"
+
+
+@pytest.fixture
+def address(server: Server) -> str:
+    return server.empty_database()
+
+
+@pytest.fixture
+def standby(server: Server) -> Iterator[Server]:
+    made = Server(copy_of=server)
+    try:
+        yield made.start()
+    finally:
+        made.remove()
+
+
+def test_a_server_that_is_away_at_the_start_is_waited_for(server: Server, address: str, worker: MakeWorker) -> None:
+    """
+    Case R13: it is said once, and the run begins when the server comes.
+    """
+    w = worker(RUN.format(address=address) + TASKS)
+    server.stop()
+    try:
+        w.start()
+        w.until("waiting for the server")
+        assert server.port and not w.matching("run shared")
+    finally:
+        server.start()
+    assert w.wait() == 0
+    assert len(w.matching("waiting for the server")) == 1
+    assert w.output("a") == b"a\n"
+
+
+def test_a_stop_while_the_server_is_away(server: Server, address: str, worker: MakeWorker) -> None:
+    """
+    Whoever waits can be told to end: in order before anything has begun, and with a step at work.
+    """
+    waits = worker(RUN.format(address=address) + TASKS, folder="waits")
+    works = worker(RUN.format(address=address) + "tasks:\n  - {id: a, run: exec sleep 600}\n", folder="works")
+    works.start()
+    works.until("a: started")
+    server.stop()
+    try:
+        works.until("the ledger: cannot be reached")
+        assert works.kill(signal.SIGTERM) == 75
+        waits.start()
+        waits.until("waiting for the server")
+        assert waits.kill(signal.SIGTERM) in (75, -signal.SIGTERM)
+    finally:
+        server.start()
+    assert not [line for line in (*waits.lines, *works.lines) if "Traceback" in line]
+    works.config.write_text(works.config.read_text().replace("exec sleep 600", "echo a"))
+    assert works.run() == 0
+    assert [works.output("a"), len(works.matching("interrupted: the worker was stopped"))] == [b"a\n", 1]
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "database", "says"),
+    [
+        ("postgres", "wrong horse", "postgres", "password authentication failed for user"),
+        ("nobody", PASSWORD, "postgres", "password authentication failed for user"),
+        ("postgres", PASSWORD, "elsewhere", 'database "elsewhere" does not exist'),
+    ],
+)
+def test_who_is_not_let_in_is_told_so(
+    server: Server, worker: MakeWorker, user: str, password: str, database: str, says: str
+) -> None:
+    """
+    Case J8 as well: the line names the place, and not the password.
+    """
+    w = worker(RUN.format(address=server.dsn(database, user, password)) + TASKS)
+    assert w.run() == STATE_UNUSABLE
+    (line,) = w.lines
+    assert f"postgresql://{user}@127.0.0.1:{server.port}/{database}: " in line and says in line
+    assert "horse" not in line
+
+
+def test_tables_of_a_newer_version_are_left_alone(server: Server, address: str, worker: MakeWorker) -> None:
+    """
+    A worker that is older than the tables changes nothing in them.
+    """
+    database = address.rpartition("/")[2]
+    assert worker(RUN.format(address=address) + TASKS).run() == 0
+    server.execute("UPDATE agent.format SET version = 99", database=database)
+    before = server.execute("SELECT * FROM agent.workers", database=database)
+    w = worker(RUN.format(address=address) + TASKS, folder="other")
+    assert w.run() == STATE_UNUSABLE
+    (line,) = w.lines
+    assert "made by a newer version of the agent (format 99" in line
+    assert server.execute("SELECT * FROM agent.workers", database=database) == before
+
+
+def test_a_standby_is_no_place_to_work(standby: Server, worker: MakeWorker) -> None:
+    """
+    A server that takes no writes is named as what it is.
+    """
+    w = worker(RUN.format(address=standby.dsn()) + TASKS)
+    assert w.run() == STATE_UNUSABLE
+    (line,) = w.lines
+    assert f"postgresql://postgres@127.0.0.1:{standby.port}/postgres is a read-only standby" in line
+
+
+def test_two_lists_under_one_name(address: str, worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    Whoever comes with another list while one is at work is refused, and may have the run when that one has ended.
+    """
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    one = worker(RUN.format(address=address) + f"tasks:\n  - {{id: a, run: 'read -r _ < {gate}; echo a'}}\n")
+    one.start()
+    one.until("a: started")
+    other = worker(RUN.format(address=address) + TASKS + "  - {id: b, run: echo b}\n", folder="other")
+    assert other.run() == STATE_UNUSABLE
+    (line,) = other.lines
+    assert "run 'shared' is being worked on by 1 other worker with another task list" in line
+
+    with open(gate, "w") as file:
+        file.write("\n")
+    assert one.wait() == 0
+    assert other.run() == 0
+    assert [other.output("a"), other.output("b")] == [b"a\n", b"b\n"]
+    assert not other.matching("a: started")
+
+
+class Far(Proxy):
+    """A network in which everything takes its time."""
+
+    def _pass_on(self, source: socket.socket) -> None:
+        time.sleep(0.01)  # the distance
+        super()._pass_on(source)
+
+
+def test_a_claim_is_renewed_however_much_there_is_to_take_in(
+    server: Server, address: str, worker: MakeWorker, tmp_path: Path
+) -> None:
+    """
+    Hundreds of results come from other machines, over a slow network; the step that is at work here stays ours.
+    """
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    tasks = f"""tasks:
+  - {{id: long, run: 'read -r _ < {gate}; echo "attempt $AGENT_ATTEMPT"'}}
+  - {{id: a, foreach: {{range: 1-400}}, run: echo "$AGENT_ITEM"}}
+"""
+    network = Far(server.port)
+    try:
+        far = worker(RUN.format(address=address.replace(f":{server.port}/", f":{network.port}/")) + tasks, folder="far")
+        far.start()
+        far.until("long: started")
+        near = worker(f"concurrency: 8\n{RUN.format(address=address)}{tasks}", folder="near")
+        near.start()
+        near.until(r"\(400/401\)")
+        time.sleep(3 * LEASE)  # it has time for taking over, and looks every second
+        with open(gate, "w") as file:
+            file.write("\n")
+        assert (far.wait(), near.wait()) == (0, 0)
+        assert far.output("long") == near.output("long") == b"attempt 1\n"
+        assert far.output("a@400") == b"400\n"
+    finally:
+        network.close()
