@@ -51,8 +51,11 @@ def next_steps(board: Board, slots: int, now: float, stop_for: Collection[int], 
     for step in board.ready() if free else ():
         if len(start) >= free + spare:
             break
-        if board.progress(step.id).retry_at <= now:
+        retry_at = board.progress(step.id).retry_at
+        if retry_at <= now:
             start.append(step)
+        else:
+            waits.append(retry_at)  # one that another worker has tried
     if start or running or waits or board.count(states.ELSEWHERE):
         return Next(start, free, min(waits, default=math.inf))
     stuck = board.count(states.FAILED) + board.count(states.UNKNOWN)

@@ -259,3 +259,16 @@ def test_what_others_are_at_is_waited_for() -> None:
     assert decide.next_steps(board, 1, 100.0, []).finished is None
     board.set("a", boards.DONE)
     assert decide.next_steps(board, 1, 100.0, []).finished == "done"
+
+
+def test_a_step_that_another_worker_has_tried_keeps_no_place_and_is_not_forgotten() -> None:
+    """
+    Its wait is respected, others start meanwhile, and the run is not over before it is done.
+    """
+    board = Board(plan_of("a", "b"))
+    board.set_progress("a", Progress(1, 1, retry_at=130.0), ours=False)
+    assert started(decide.next_steps(board, 1, 100.0, [])) == ["b"]
+    board.set("b", boards.DONE)
+    waiting = decide.next_steps(board, 1, 100.0, [])
+    assert (waiting.start, waiting.wake_at, waiting.finished) == ([], 130.0, None)
+    assert started(decide.next_steps(board, 1, 130.0, [])) == ["a"]

@@ -212,8 +212,7 @@ class SqliteLedger:
         added = 0
         with transaction(self._db):
             for row, output in rows:
-                if row.outcome is None:
-                    row = row._replace(worker="")  # there are no others here: it is ours to close
+                row = row._replace(worker="")  # there are no others here
                 seq = known.get((row.step, row.number))
                 if row.step in done or not (seq is None or row.outcome == DONE):
                     continue
