@@ -113,17 +113,8 @@ class Crew:
             self._publish(path, output)
         else:
             output.discard()
-        ending = Ending(
-            step=step.id,
-            number=attempt.number,
-            outcome=verdict.outcome,
-            counted=verdict.counted,
-            final=verdict.final,
-            cause=verdict.cause,
-            status=end.status,
-            ended=clock.wall(),
+        ending = decide.ending(step.id, attempt.number, verdict, end.status, clock.wall())._replace(
             took=end.took,
-            delay=verdict.delay,
             progress=end.progress,
             spend=attempt.spend,
             detail=attempt.detail,
@@ -131,7 +122,6 @@ class Crew:
             output_size=output.size,
             log=log.contents(),
             log_size=log.size,
-            unsure=verdict.unsure,
         )
         self._disk.persist(log.path, log.retry)
         log.close()

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from worker import board as states
 from worker.board import Board, Progress
 from worker.errors import TEMPORARY
-from worker.ledger import AGAIN, DEFERRED, DONE, FAILED, INTERRUPTED, STALLED, UNKNOWN
+from worker.ledger import AGAIN, DEFERRED, DONE, FAILED, INTERRUPTED, STALLED, UNKNOWN, Ending
 from worker.plan import Step
 from worker.task import Redo, Retry
 from worker.timespan import show
@@ -104,6 +104,22 @@ class Verdict(NamedTuple):
     delay: float
     unsure: bool = False
     effect: str = ""
+
+
+def ending(step: str, number: int, verdict: Verdict, status: int | None, ended: float) -> Ending:
+    """Return what is to be recorded of attempt `number` of `step`; times in wall-clock seconds."""
+    return Ending(
+        step=step,
+        number=number,
+        outcome=verdict.outcome,
+        counted=verdict.counted,
+        final=verdict.final,
+        cause=verdict.cause,
+        status=status,
+        ended=ended,
+        delay=verdict.delay,
+        unsure=verdict.unsure,
+    )
 
 
 def judge(end: End, past: Progress, retry: Retry, chance: float, redo: Redo = "always") -> Verdict:

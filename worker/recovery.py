@@ -48,18 +48,7 @@ def judge_unclosed(
         )
         retry, redo = (step.task.retry, step.task.redo) if step else (Retry(), "always")
         verdict = decide.judge(end, board.progress(row.step), retry, 0.0, redo)
-        ending = Ending(
-            step=row.step,
-            number=row.number,
-            outcome=verdict.outcome,
-            counted=verdict.counted,
-            final=verdict.final,
-            cause=verdict.cause,
-            status=None,
-            ended=clock.wall(),
-            unsure=verdict.unsure,
-        )
-        found.append((verdict, ending))
+        found.append((verdict, decide.ending(row.step, row.number, verdict, None, clock.wall())))
     return found
 
 
@@ -79,18 +68,7 @@ def renamed(plan: Plan, board: Board, gone: Iterable[Row], run: str) -> Iterator
             continue
         now = clock.wall()
         claim = Claim(step.id, board.progress(step.id).number + 1, plan.digest(step), now, row.boot, step.key(run))
-        ending = Ending(
-            step=step.id,
-            number=claim.number,
-            outcome=verdict.outcome,
-            counted=verdict.counted,
-            final=verdict.final,
-            cause=verdict.cause,
-            status=None,
-            ended=now,
-            unsure=verdict.unsure,
-        )
-        yield row, verdict, claim, ending
+        yield row, verdict, claim, decide.ending(step.id, claim.number, verdict, None, now)
 
 
 def _same_key(step: Step, row: Row, same: bool, run: str) -> Verdict | None:
