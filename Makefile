@@ -34,6 +34,9 @@ test: .venv/.dev ## every test; those that need root and a throw-away machine sk
 bench: .venv/.dev ## time per step, beside what it is made of
 	$(PY) -m tests.bench
 
+bench-postgres: .venv/.dev ## no-op steps a second with a ledger on a server, beside Procrastinate and Absurd
+	$(PY) -m tests.bench.postgres
+
 install: ## install on this machine (root); USER=name WORKDIR=/path: whose work, and where
 	@./install.sh install $(call given,USER,--user) $(call given,WORKDIR,--workdir)
 
@@ -71,4 +74,4 @@ lock: ## write requirements.lock anew (needs uv)
 	echo '# == development =='; without extras dev; } >$$tmp/lock; \
 	cp $$tmp/lock requirements.lock
 
-.PHONY: help run check check-units test bench install uninstall purge clean lock
+.PHONY: help run check check-units test bench bench-postgres install uninstall purge clean lock
