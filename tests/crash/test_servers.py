@@ -84,7 +84,7 @@ def test_a_server_that_is_overloaded_for_long_is_outlasted_even_by_a_new_worker(
 tasks:
   - id: ask
     http: {{method: POST, url: "{url}", json: {{n: 1}}}}
-    retry: {{attempts: 1, delay: 100ms, max_delay: 1s, patience: 1min}}
+    retry: {{attempts: 2, delay: 100ms, max_delay: 1s, patience: 1min}}
 """)
         w.start()
         for _ in range(6):
