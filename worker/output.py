@@ -91,6 +91,9 @@ class Spool:
             self.close()
             files.adopt(self.path, path)
             return
+        if not self.size and files.publish_empty(path):
+            self.close()  # the next step writes over it
+            return
         try:
             self._write_inline(path)
         except FileNotFoundError:  # a step has removed the folder; now it is made again

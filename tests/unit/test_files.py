@@ -107,3 +107,45 @@ def test_adopting_keeps_every_byte(tmp_path: Path) -> None:
     files.adopt(str(part), str(tmp_path / "big"))
     assert (tmp_path / "big").read_bytes() == NEW
     assert os.listdir(tmp_path) == ["big"]
+
+
+def test_empty_files_are_names_of_one_that_nobody_writes_to(tmp_path: Path) -> None:
+    """
+    They cost no new file each, read as empty, and may be replaced one by one; one that was written to all the same
+    is given up.
+    """
+    first, second, third = (str(tmp_path / name) for name in ("a", "b", "c"))
+    files.publish(first, b"")
+    files.publish(second, b"")
+    assert os.stat(first).st_ino == os.stat(second).st_ino
+    assert not os.stat(first).st_mode & 0o222
+    files.publish(first, b"now there is something")
+    assert Path(second).read_bytes() == b""
+
+    os.chmod(second, 0o640)
+    Path(second).write_text("a step wrote to it")
+    files.publish(third, b"")
+    assert Path(third).read_bytes() == b"", "what was written to another name"
+
+    files.publish(first, b"")  # a name that is taken
+    assert Path(first).read_bytes() == b""
+
+
+def test_empty_files_are_made_where_names_cannot_be_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Some file systems have no hard links, and all have a highest number of them.
+    """
+    real, fault = os.link, [errno.EPERM]
+
+    def link(source: str, target: str) -> None:
+        if fault:
+            raise OSError(fault.pop(), "no")
+        real(source, target)
+
+    monkeypatch.setattr(os, "link", link)
+    files.publish(str(tmp_path / "a"), b"")
+    files.publish(str(tmp_path / "b"), b"")
+    fault.append(errno.EMLINK)
+    files.publish(str(tmp_path / "c"), b"")
+    assert [(tmp_path / name).read_bytes() for name in "abc"] == [b"", b"", b""]
+    assert len({(tmp_path / name).stat().st_ino for name in "abc"}) == 3
