@@ -26,6 +26,7 @@ _SHARE = 0.05
 _LATE = 1.0
 
 _END = b"\n]}\n"
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make one for each line
 
 
 class CheckpointError(Exception):
@@ -57,7 +58,7 @@ def write(path: str, run: str, ledger: Ledger) -> None:
 def _chunks(head: dict[str, object], ledger: Ledger) -> Iterator[bytes]:
     yield json.dumps(head)[:-1].encode() + b',\n"effects": ['
     for effect in ledger.effects.all():
-        yield b"\n" + json.dumps(_effect_entry(effect), ensure_ascii=False).encode() + b","
+        yield b"\n" + _encode(_effect_entry(effect)).encode() + b","
     yield b'\n{}],\n"attempts": ['
     room = 0 if ledger.shared else _OUTPUTS_MAX  # on a server there they are, one question each
     batch: list[bytes] = []
@@ -68,7 +69,7 @@ def _chunks(head: dict[str, object], ledger: Ledger) -> Iterator[bytes]:
             if output is not None:
                 room -= row.output_size
                 entry.update(_packed(output))
-        batch.append(b"\n" + json.dumps(entry, ensure_ascii=False).encode())
+        batch.append(b"\n" + _encode(entry).encode())
         if len(batch) == 1000:
             yield b",".join(batch) + b","
             batch = []
