@@ -7,7 +7,7 @@ ledger's transactions; what is known here may be old, and costs at most a claim 
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from worker import clock
@@ -15,7 +15,7 @@ from worker.attempt import LIMIT_GRACE, Attempt
 from worker.board import Replay
 from worker.errors import StateHeld
 from worker.journal import WARNING, Journal
-from worker.ledger import Row, StorageFull
+from worker.ledger import Claim, Recorded, Row, StorageFull
 from worker.results import Results
 from worker.standing import Standing
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _LOOK_IDLE, _LOOK_BUSY = 1.0, 10.0
 # The news may miss what was slow to be committed; who has nothing to do reads everything that often.
 _READ_EVERY = 30.0
-# Steps that are offered to the ledger beyond those that are wanted, since others may have taken the first ones.
-SPARE = 32
+# Steps that are offered to the ledger beyond those that are wanted: others may have taken the first ones meanwhile.
+_SPARE_MIN, _SPARE_MAX = 2, 32
 
 
 class Peers:
@@ -53,16 +53,28 @@ class Peers:
         self._journal = journal
         self._renew_at = self._look_at = self._read_at = -math.inf
         self._idle = False  # as the others know us
+        self._behind = False  # others have taken what we wanted
+        self.spare = _SPARE_MIN  # so many steps more than are wanted had better be claimed
 
     def due_at(self, idle: bool) -> float:
         """Return when to look next (monotonic clock): at once when we have run out of work, or were waked."""
-        if self._ledger.woken() or (idle and not self._idle):
+        if self._ledger.woken() or self._behind or (idle and not self._idle):
             self._look_at = -math.inf
         return min(self._renew_at, self._look_at)
 
-    def behind(self) -> None:
-        """Note that the ledger refused a claim: others have been quicker, so look at once."""
-        self._look_at = -math.inf
+    def claimed(self, claims: Sequence[Claim], most: int, recorded: Recorded) -> bool:
+        """Learn from what the ledger made of claims of which `most` were wanted.
+
+        Return whether others have been quicker, so that claiming further ones is worth it, before we look.
+        """
+        self._standing.pass_over(recorded.taken)
+        self._behind = len(recorded.claims) < min(most, len(claims))
+        if self._behind:
+            self.spare = min(2 * self.spare, _SPARE_MAX)
+        elif recorded.claims:
+            passed_over = claims.index(recorded.claims[-1]) + 1 - len(recorded.claims)
+            self.spare = min(max(passed_over + _SPARE_MIN, self.spare - 1), _SPARE_MAX)
+        return self._behind and bool(recorded.taken)
 
     def hear(self, awaited: Callable[[], None]) -> list[Row]:
         """Renew what is ours, and take in the news of others; return attempts that are ours to close now.
@@ -76,7 +88,7 @@ class Peers:
             return []
         orphans: list[Row] = self._persist(self._ledger.orphans)
         news = self._persist(lambda: self._ledger.news(idle))
-        self._idle = idle
+        self._idle, self._behind = idle, False
         self._look_at = clock.monotonic() + (_LOOK_IDLE if idle else _LOOK_BUSY)
         if idle and now >= self._read_at:
             self.read_all()

@@ -37,7 +37,7 @@ from worker.events import Events, Signals
 from worker.folder import Places
 from worker.journal import NOTICE, WARNING, Journal
 from worker.ledger import Claim, Ending, Ledger, Server
-from worker.peers import SPARE, Peers
+from worker.peers import Peers
 from worker.plan import Plan
 from worker.results import Results
 from worker.standing import Standing
@@ -53,6 +53,8 @@ T = TypeVar("T")
 # A step asked to end because the worker stops has this long; the unit's TimeoutStopSec= is longer.
 STOP_GRACE = 30.0
 _EXIT_GRACE = 10.0  # and the worker so long for its own last writes
+# Where other workers were quicker, so many times in a row others are claimed before we look at what they have done.
+_CLAIM_TRIES = 3
 
 
 class Run:
@@ -150,9 +152,13 @@ class Run:
             self._read_all()
         endings = [self._settle(attempt) for attempt in self._crew.over()]
         upcoming = decide.Next([]) if self._stopping else self._decide()
-        if endings or upcoming.start:
+        for _ in range(_CLAIM_TRIES):
+            if not endings and not upcoming.start:
+                break
             claims = [self._standing.claim(step, self._places.run, self._boot) for step in upcoming.start]
-            self._commit(endings, claims, upcoming.most)
+            if not self._commit(endings, claims, upcoming.most):
+                break
+            endings, upcoming = [], decide.Next([]) if self._stopping else self._decide()
         if self._stopping and not self._running:
             return "stopped"
         if upcoming.finished is not None and not self._running:
@@ -168,7 +174,7 @@ class Run:
         stop_for += [boards.UNKNOWN] if settings.on_unknown == "stop" else []
         strangers = sum(step not in self._plan.by_id for step in self._running)  # taken off the list meanwhile
         slots = settings.concurrency - strangers
-        spare = SPARE if self._peers else 0
+        spare = self._peers.spare if self._peers else 0
         return decide.next_steps(self._board, slots, clock.monotonic(), stop_for, spare)
 
     def _settle(self, attempt: Attempt) -> Ended:
@@ -177,8 +183,11 @@ class Run:
         self._standing.mark(ended.ending, attempt.definition)
         return ended
 
-    def _commit(self, ended: list[Ended], claims: list[Claim], most: int) -> None:
-        """Make ends and claims durable in one transaction; then start what was claimed."""
+    def _commit(self, ended: list[Ended], claims: list[Claim], most: int) -> bool:
+        """Make ends and claims durable in one transaction; then start what was claimed.
+
+        Return whether to claim others at once, since other workers have taken these.
+        """
         endings = [entry.ending for entry in ended]
         recorded = self._persist(lambda: self._ledger.record(endings, claims, most))
         for attempt, verdict, ending, found, again in ended:
@@ -190,11 +199,10 @@ class Run:
         if ended or not all(claim.harmless for claim in recorded.claims):
             self._keeper.changed()
             self._keeper.keep(clock.monotonic())
-        if self._peers and len(recorded.claims) < min(most, len(claims)):
-            self._peers.behind()
+        again = self._peers is not None and self._peers.claimed(claims, most, recorded)
         if self._stopping:  # told to while the ledger was asked
             self._give_back(recorded.claims)
-            return
+            return False
         for place, claim in enumerate(recorded.claims):
             if self._stopping:  # told to while the one before was being prepared
                 self._give_back(recorded.claims[place:])
@@ -210,6 +218,7 @@ class Run:
             elif self._stopping:
                 self._running[step].interrupt("stop", STOP_GRACE, clock.monotonic())
         self._notifier.status(self._summary(), clock.monotonic())
+        return again
 
     def _give_back(self, claims: list[Claim]) -> None:
         """Close attempts that were claimed and not begun."""

@@ -64,6 +64,12 @@ class Standing:
         else:
             self.board.set(step, boards.FAILED if ending.final and not mended else boards.WAITING)
 
+    def pass_over(self, steps: Iterable[str]) -> None:
+        """Note that others are at these steps, or have done them; the news will say which, and how it went."""
+        for step in steps:
+            if self.board.state(step) == boards.WAITING:
+                self.board.set(step, boards.ELSEWHERE)
+
     def hear(self, row: Row) -> bool:
         """Take in what another worker has begun or ended; return whether a step of ours is done by that."""
         step, state = self.plan.by_id.get(row.step), self.board.state(row.step)
@@ -73,9 +79,12 @@ class Standing:
         old = row.number < known or (row.number == known and state != boards.ELSEWHERE)
         if old and row.outcome != ledger.DONE:  # what a look at everything has told us already
             return False
+        if row.outcome == ledger.DONE:
+            self.board.set(row.step, boards.DONE)
+            return True
         digest = self.plan.digest(step)
         boards.take(self.board, step, row, digest, self._counted_from, clock.now(), self._ledger.worker)
-        return row.outcome == ledger.DONE
+        return False
 
     def _replay(self) -> Replay:
         self._counted_from = int(self._ledger.fact("counted_from") or 0)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.plans import ENDED
 from worker.errors import StateError
-from worker.ledger import Claim, Ending, Ledger, LedgerCorrupt, Row, StorageFull
+from worker.ledger import Claim, Ending, Ledger, LedgerCorrupt, Recorded, Row, StorageFull
 from worker.ledger.sqlite import SqliteLedger
 
 Open = Callable[[], Ledger]
@@ -85,7 +85,7 @@ def test_ends_and_claims_are_one_transaction(store: Ledger) -> None:
     store.record([], [claim("a")])
     recorded = store.record([ending("a")], [claim("b")])
 
-    assert recorded == ([claim("b")], [])
+    assert recorded == Recorded([claim("b")], [])
     first, second = store.rows()
     assert (first.step, first.outcome, second.step, second.outcome) == ("a", "done", "b", None)
     assert first.seq < second.seq

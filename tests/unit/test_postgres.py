@@ -39,6 +39,19 @@ def test_a_step_is_one_workers_at_a_time(join: Join) -> None:
     assert {row.step: row.worker for row in one.rows() if not row.outcome} == {"a": "two", "b": "two"}
 
 
+def test_what_others_have_taken_is_named(join: Join) -> None:
+    """
+    Of the steps that were to be claimed: what others are at, or have done; not what another attempt may be made at.
+    """
+    one, two = join("one"), join("two")
+    one.record([], [claim("a"), claim("b")])
+    one.record([ending("a")], [], 0)
+    assert two.record([], [claim("a"), claim("b"), claim("c")], 1) == Recorded([claim("c")], [], ("a", "b"))
+    one.record([ending("b", "failed")], [], 0)
+    assert two.record([], [claim("b"), claim("c")], 1) == Recorded([], [], ()), "its own claim, or one to look at anew"
+    assert one.record([], [claim("b", 2)], 1) == Recorded([claim("b", 2)], [], ())
+
+
 def test_done_means_done(join: Join, server: Server, run: str) -> None:
     """
     Promise 1: a step that is done is claimed by nobody, and the database itself refuses a second "done".

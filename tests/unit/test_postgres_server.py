@@ -13,7 +13,7 @@ import pytest
 from tests.postgres import PASSWORD, USER, Server
 from tests.unit.test_ledger import STEPS, claim, ending
 from worker.errors import StateError
-from worker.ledger import LedgerAway
+from worker.ledger import LedgerAway, Recorded
 
 pytest.importorskip("psycopg")
 from worker.ledger.postgres import Member, PostgresLedger, errors, schema
@@ -335,7 +335,7 @@ def test_a_standby_is_refused_and_a_fail_over_is_waited_out(server: Server) -> N
         with pytest.raises(LedgerAway, match="read-only"):
             one.record([ending("a")], [claim("b")], 1)
         standby.execute("SELECT pg_promote()")
-        assert one.record([ending("a")], [claim("b")], 1) == ([claim("b")], [])
+        assert one.record([ending("a")], [claim("b")], 1) == Recorded([claim("b")], [])
         one.close()
     finally:
         standby.remove()

@@ -107,10 +107,14 @@ class Row(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """What came of a `record`: the claims that are ours now, and the steps whose endings were refused."""
+    """What came of a `record`: the claims that are ours now, and the steps whose endings were refused.
+
+    `taken`: steps among those that were to be claimed which others are at, or have done.
+    """
 
     claims: list[Claim]
     lost: list[str]
+    taken: tuple[str, ...] = ()
 
 
 class Ledger(Protocol):

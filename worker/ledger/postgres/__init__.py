@@ -40,7 +40,7 @@ __all__ = ["Member", "PostgresLedger"]
 # Facts of one machine; all others are the run's.
 _OWN_FACTS = ("boot", "config", "version", "outcomes")
 _BATCH = 5000
-_EVERY = 1 << 30
+_OUTCOME = Row._fields.index("outcome")
 # Whoever has drawn a number has committed so many seconds later; if it should ever take longer, `news` lacks it
 # and the next look at all rows has it.
 _SETTLED = 3.0
@@ -61,7 +61,6 @@ class PostgresLedger:
         self._link = link
         self._lease = lease
         self._held = Held()
-        self._reach = 1  # so many claims are tried at first beyond those that are wanted
         # `news` has told what was drawn up to the floor; the marks say when which number was the newest one.
         self._floor = 0
         self._marks: collections.deque[tuple[float, int]] = collections.deque()
@@ -121,22 +120,22 @@ class PostgresLedger:
         most = len(claims) if most is None else most
         granted: dict[tuple[str, int], int] = {}
         closed: set[tuple[str, int]] = set()
+        taken: list[str] = []
         idle = False
-        parts, together = self._parts(endings, claims, most)
-        self._reach = _EVERY  # until we hear that this has worked: made again, it must find what it was granted
+        parts = _parts(endings, claims)
         points.at("ledger-written")
         with self._link.call() as connection:
-            with connection.transaction() if together else contextlib.nullcontext():
+            with connection.transaction() if len(parts) > 1 else contextlib.nullcontext():
                 for ended, wanted in parts:
-                    asked = {"most": most - len(granted), "lease": self._lease} | recording(ended, wanted, self._held)
+                    asked = {"most": most, "lease": self._lease} | recording(ended, wanted, self._held)
                     for kind, step, number, token in connection.execute(RECORD, self._link.me | asked).fetchall():
                         if kind == "closed":
                             closed.add((step, number))
                         elif kind == "claimed":
                             granted[step, number] = token
+                        elif kind == "taken":
+                            taken.append(step)
                         idle = idle or kind == "idle"
-                    if len(granted) >= most and not together:
-                        break
             lost = self._unrecorded(connection, [key for e in endings if (key := (e.step, e.number)) not in closed])
             if endings and idle:
                 self._link.wake(connection)
@@ -144,9 +143,7 @@ class PostgresLedger:
         for ending in endings:
             self._held.forget(ending.step, ending.number)
         self._held.add((step, number, token) for (step, number), token in granted.items())
-        ours = [place for place, claim in enumerate(claims) if (claim.step, claim.number) in granted]
-        self._reach = max(0, 2 * (ours[-1] + 1 - most)) if ours else _EVERY
-        return Recorded([claims[place] for place in ours], lost)
+        return Recorded([claim for claim in claims if (claim.step, claim.number) in granted], lost, tuple(taken))
 
     def renew(self, steps: Sequence[str]) -> list[str]:
         numbers = [self._held.number(step) for step in steps]
@@ -178,8 +175,8 @@ class PostgresLedger:
             mark, now = self._mark(connection), clock.monotonic()
             asked = {"floor": self._floor}
             found = connection.execute(_NEWS, self._link.me | asked, binary=True).fetchall()
-        rows = [row for row in map(Row._make, found) if (row.seq, row.outcome is None) not in self._told]
-        self._told = {(values[0], values[6] is None) for values in found}
+        told, self._told = self._told, {(values[0], values[_OUTCOME] is None) for values in found}
+        rows = [Row._make(values) for values in found if (values[0], values[_OUTCOME] is None) not in told]
         self._advance(now, mark)
         return rows
 
@@ -242,21 +239,6 @@ class PostgresLedger:
     def _owner(self, fact: str) -> str:
         return self.worker if fact in _OWN_FACTS else ""
 
-    def _parts(
-        self, endings: Sequence[Ending], claims: Sequence[Claim], most: int
-    ) -> tuple[list[tuple[Sequence[Ending], Sequence[Claim]]], bool]:
-        """Return what to send at a time, and whether these make one transaction.
-
-        As a rule all the endings go with the few claims that are likely to do, and the other claims only if they
-        did not.  An ending and a claim of the same step need two statements.
-        """
-        ended = {ending.step for ending in endings}
-        if any(claim.step in ended for claim in claims):
-            return [(endings, []), ([], claims)], True
-        first = max(most + self._reach, 1)
-        parts = [(endings, claims[:first]), ([], claims[first:])]
-        return [part for part in parts if any(part)], False
-
     def _unrecorded(self, connection: Connection, refused: Sequence[tuple[str, int]]) -> list[str]:
         """Return the steps, of attempts that could not be closed, whose endings this life has not recorded before."""
         lost = []
@@ -297,6 +279,14 @@ class PostgresLedger:
         self._marks.append((now, mark))
         while self._marks[0][0] <= now - _SETTLED:
             self._floor = self._marks.popleft()[1]
+
+
+def _parts(endings: Sequence[Ending], claims: Sequence[Claim]) -> list[tuple[Sequence[Ending], Sequence[Claim]]]:
+    """Return what to send at a time, in one transaction: an ending and a claim of the same step need two statements."""
+    ended = {ending.step for ending in endings}
+    if any(claim.step in ended for claim in claims):
+        return [(endings, []), ([], claims)]
+    return [(endings, claims)]
 
 
 _IS_RUN = "SELECT true FROM agent.runs WHERE run = %(run)s"

@@ -21,7 +21,7 @@ SELECT FROM agent.workers
 WHERE run = %(run)s AND worker = %(worker)s AND life = %(life)s AND workers.number = %(connection)s FOR SHARE
 """
 # So put that the key is used to find a step, and not the index of all the running ones.  For the same reason the
-# names of steps are given once more, as a list: a server expects many of them where they come out of a function.
+# names of steps are asked for as an array as well: a server expects many of them where they come out of a function.
 RUNNING = "s.state NOT IN ('open', 'done')"
 # Whether another worker has nothing to do, and had better be waked.
 IDLE = """
@@ -47,15 +47,17 @@ _ENDING = {
 }
 # In one statement, so that a step costs one journey and one flush: endings of which the newest claim is ours, which
 # become attempts; then claims of steps that are open and as far as the caller believes, or that have been given to
-# us without our hearing of it.  A step that is in both needs two of these.
+# us without our hearing of it.  A step that is in both needs two of these.  Of the other steps that were wanted it
+# names those that have got further than the caller believes: "taken".
 RECORD = f"""
-WITH ended AS (
+WITH ended AS MATERIALIZED (
     SELECT * FROM json_to_recordset(%(endings)s::json) AS e (
-        place integer, step text, token bigint, {", ".join(f"{name} {kind}" for name, kind in _ENDING.items())})
+        place integer, inline boolean, step text, token bigint,
+        {", ".join(f"{name} {kind}" for name, kind in _ENDING.items())})
 ), closed AS (
     UPDATE agent.steps s SET state = CASE ended.outcome WHEN 'done' THEN 'done' ELSE 'open' END
     FROM ended
-    WHERE s.run = %(run)s AND s.step = ANY (%(ended)s::text[]) AND s.step = ended.step
+    WHERE s.run = %(run)s AND s.step = ANY (ARRAY (SELECT step FROM ended)) AND s.step = ended.step
         AND {RUNNING} AND s.token = ended.token AND s.life = %(life)s
     RETURNING
         ended.*, s.number, s.definition, s.started, s.boot, s.key, coalesce(nullif(s.former, ''), s.worker) AS maker
@@ -65,15 +67,18 @@ WITH ended AS (
         {", ".join(_ENDING)})
     SELECT
         %(run)s, %(life)s, token, step, number, definition, started, boot, key, maker, nextval('agent.tokens'),
-        (%(outputs)s::bytea[])[place], (%(logs)s::bytea[])[place], {", ".join(_ENDING)}
+        CASE WHEN inline THEN coalesce((%(outputs)s::bytea[])[place], '') END, (%(logs)s::bytea[])[place],
+        {", ".join(_ENDING)}
     FROM closed RETURNING step, number
 ), me AS (
     {ME}
+), wanted AS MATERIALIZED (
+    SELECT * FROM json_to_recordset(%(claims)s::json) AS w (
+        place integer, step text, number integer, definition text, started double precision, boot text, key text)
 ), picked AS (
     SELECT wanted.*
-    FROM json_to_recordset(%(claims)s::json) AS wanted (
-        place integer, step text, number integer, definition text, started double precision, boot text, key text)
-    JOIN agent.steps s ON s.run = %(run)s AND s.step = ANY (%(wanted)s::text[]) AND s.step = wanted.step
+    FROM wanted
+    JOIN agent.steps s ON s.run = %(run)s AND s.step = ANY (ARRAY (SELECT step FROM wanted)) AND s.step = wanted.step
     CROSS JOIN me
     WHERE (s.state = 'open' AND s.number = wanted.number - 1)
         OR (s.state = 'running' AND s.number = wanted.number AND s.life = %(life)s
@@ -90,6 +95,10 @@ WITH ended AS (
     RETURNING s.step, s.number, s.token)
 SELECT 'closed', step, number, 0 FROM written
 UNION ALL SELECT 'claimed', step, number, token FROM claimed
+UNION ALL SELECT 'taken', s.step, s.number, 0
+    FROM wanted
+    JOIN agent.steps s ON s.run = %(run)s AND s.step = ANY (ARRAY (SELECT step FROM wanted)) AND s.step = wanted.step
+    WHERE s.state = 'done' OR (s.state = 'running' AND s.life <> %(life)s AND s.number >= wanted.number)
 UNION ALL SELECT 'idle', '', 0, 0 WHERE {IDLE}
 """
 
@@ -125,21 +134,24 @@ def recording(endings: Sequence[Ending], claims: Sequence[Claim], held: Held) ->
     """Return what RECORD asks of endings and claims."""
     ended = [
         {name: _plain(getattr(ending, name)) for name in _ENDING}
-        | {"cause": text(ending.cause), "detail": text(ending.detail)}
+        | {"cause": text(ending.cause), "detail": text(ending.detail), "inline": ending.output is not None}
         | {"place": place, "step": ending.step, "token": held.token(ending.step, ending.number)}
         for place, ending in enumerate(endings, 1)
     ]
+    wanted = [{"place": place, **claim._asdict(), "key": text(claim.key)} for place, claim in enumerate(claims)]
     return {
         "endings": json.dumps(ended),
-        "ended": [ending.step for ending in endings],
-        "outputs": [ending.output for ending in endings],
-        "logs": [ending.log for ending in endings],
-        "wanted": [claim.step for claim in claims],
-        "claims": json.dumps(
-            [{"place": place, **claim._asdict(), "key": text(claim.key)} for place, claim in enumerate(claims)]
-        ),
-        "held": held.tokens(),
+        "outputs": _some([ending.output for ending in endings]),
+        "logs": _some([ending.log for ending in endings]),
+        "claims": json.dumps(wanted),
+        # As a text, which costs the driver less than a list.
+        "held": "{" + ",".join(map(str, held.tokens())) + "}",
     }
+
+
+def _some(contents: list[bytes | None]) -> list[bytes | None] | None:
+    """Return None for contents that are all empty, as most are."""
+    return contents if any(contents) else None
 
 
 def _plain(value: object) -> object:
