@@ -25,10 +25,10 @@ from tests.postgres import Server, why_not
 from tests.support import PATIENCE, Worker
 
 WORKERS = (1, 4, 8)
-STEPS = {1: 500, 4: 1000, 8: 1200}
-ROUNDS = 5
+STEPS = {1: 300, 4: 600, 8: 800}
+ROUNDS = 3
 SLEEP = 0.02
-SLEEPS = {1: 100, 8: 800}
+SLEEPS = {1: 60, 8: 480}
 SLEEP_ROUNDS = 3
 
 PROCRASTINATE = ("procrastinate==3.10.0",)
