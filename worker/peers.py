@@ -89,7 +89,8 @@ class Peers:
         orphans: list[Row] = self._persist(self._ledger.orphans)
         news = self._persist(lambda: self._ledger.news(idle))
         self._idle, self._behind = idle, False
-        self._look_at = clock.monotonic() + (_LOOK_IDLE if idle else _LOOK_BUSY)
+        regular = clock.monotonic() + (_LOOK_IDLE if idle else _LOOK_BUSY)
+        self._look_at = min(regular, self._ledger.overdue_at)
         if idle and now >= self._read_at:
             self.read_all()
         for row in news:

@@ -174,7 +174,7 @@ def test_an_outage_longer_than_a_lease_costs_no_step(shared: Machine) -> None:
     time.sleep(LEASE + 1)  # the outage
     site.database.start()
     shared.wait_journal(*fields("step-done", "s@1"))
-    time.sleep(LEASE + 1)  # whoever wants to take over has had the time
+    time.sleep(1.5 * LEASE + 2)  # whoever wants to take over has had the time
     assert not shared.journal(*fields("step-lost"))
     for n in range(2, 5):
         site.open_gate(f"s@{n}.1")
@@ -206,7 +206,7 @@ tasks:
     site.start(*names[3:])  # these have nothing to do but to look
     for name in names[3:]:
         site.computers[name].wait("run-started")
-    time.sleep(LEASE + 1)  # long enough for a claim that is not renewed, or thought to be
+    time.sleep(1.5 * LEASE + 2)  # long enough for a claim that is not renewed, or thought to be
     assert not shared.journal(*fields("step-lost"), *fields("step-interrupted"))
     for n in range(1, 4):
         site.open_gate(f"held@{n}.1")

@@ -1,11 +1,12 @@
 """Workers of one run: how many steps are offered to the ledger, and what is known of those that others have taken."""
 
+import math
 from typing import Any, cast
 
 from tests.plans import plan_of, row
-from worker import decide
+from worker import clock, decide
 from worker.decide import Next
-from worker.ledger import Claim, Recorded
+from worker.ledger import Claim, Recorded, Row
 from worker.peers import Peers
 from worker.standing import Standing
 
@@ -17,15 +18,36 @@ class Silent:
     """A ledger of which nobody has heard anything."""
 
     worker = "one"
+    replaced = False
+
+    def __init__(self) -> None:
+        self.overdue_at = math.inf
 
     def woken(self) -> bool:
         return False
 
+    def renew(self, _steps: list[str]) -> list[str]:
+        return []
 
-def peers() -> tuple[Peers, Standing]:
-    ledger = cast(Any, Silent())
-    standing = Standing(PLAN, ledger, lambda action: action())
-    return Peers(ledger, {}, standing, cast(Any, None), lambda action: action(), cast(Any, None), 60.0), standing
+    def orphans(self) -> list[Row]:
+        return []
+
+    def news(self, _idle: bool) -> list[Row]:
+        return []
+
+
+def peers(ledger: Silent | None = None) -> tuple[Peers, Standing]:
+    store: Any = ledger or Silent()
+    standing = Standing(PLAN, store, lambda action: action())
+    busy: Any = {NAMES[-1]: Busy()}
+    return Peers(store, busy, standing, cast(Any, None), lambda action: action(), cast(Any, None), 60.0), standing
+
+
+class Busy:
+    """An attempt within its limits."""
+
+    def within_limits(self, _now: float) -> bool:
+        return True
 
 
 def offered(known: Peers, standing: Standing) -> tuple[Next, list[Claim]]:
@@ -72,3 +94,17 @@ def test_who_is_refused_without_a_reason_looks_at_once() -> None:
     upcoming, claims = offered(known, standing)
     assert not known.claimed(claims, upcoming.most, Recorded([], []))
     assert known.due_at(idle=True) < 1000.0
+
+
+def test_who_has_seen_a_claim_run_out_looks_again_in_time() -> None:
+    """
+    However busy he is: a dead worker's step waits no longer than it must.
+    """
+    ledger = Silent()
+    known, _standing = peers(ledger)
+    known.hear(lambda: None)
+    usual = known.due_at(idle=False)
+    ledger.overdue_at = clock.monotonic() + 2.5
+    known._look_at = -math.inf
+    known.hear(lambda: None)
+    assert known.due_at(idle=False) == ledger.overdue_at < usual

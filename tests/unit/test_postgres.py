@@ -162,7 +162,9 @@ def test_after_an_outage_nobody_is_taken_for_dead_before_he_could_say_a_word(joi
     until(lambda: two.effects.claim("mail", "p", "a", SHORT, True).verdict == TAKEN_OVER)
 
 
-def test_a_lease_that_ran_out_unnoticed_holds(join: Join, server: Server, run: str) -> None:
+def test_a_lease_that_ran_out_unnoticed_holds(
+    join: Join, server: Server, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
     A machine that was frozen goes on with its step if nobody has taken it.
     """
@@ -171,7 +173,50 @@ def test_a_lease_that_ran_out_unnoticed_holds(join: Join, server: Server, run: s
     expire(server, run)
     assert one.orphans() == [], "what we hold is no orphan"
     assert one.renew(["a"]) == []
-    assert [row.step for row in join("two").orphans()] == ["b"]
+    two = join("two")
+    assert two.orphans() == []
+    monkeypatch.setattr(clock, "monotonic", lambda: time.monotonic() + LEASE / 2)
+    assert [row.step for row in two.orphans()] == ["b"]
+
+
+def test_a_clock_that_jumps_takes_no_claim_from_the_living(join: Join, server: Server, run: str) -> None:
+    """
+    By the clock of a server that has taken another one's place all leases have run out.  A holder that lives renews
+    its claims before half a lease is over; one that does not has lost them then, and not before.
+    """
+    one, two, dead = join("one", SHORT), join("two"), join("dead", SHORT)
+    one.record([], [claim("a")], 1)
+    dead.record([], [claim("b")], 1)
+    for _ in range(3):
+        expire(server, run)
+        assert two.orphans() == []
+        assert clock.monotonic() < two.overdue_at <= clock.monotonic() + SHORT / 2
+        assert one.renew(["a"]) == []
+        assert dead.renew(["b"]) == []
+    expire(server, run)
+    assert two.orphans() == []
+    until(lambda: clock.monotonic() >= two.overdue_at)
+    assert one.renew(["a"]) == []
+    assert [(row.step, row.worker) for row in two.orphans()] == [("b", "dead")]
+    expire(server, run)
+    assert two.orphans() == []
+    until(lambda: clock.monotonic() >= two.overdue_at)
+    assert one.renew(["a"]) == []
+    expire(server, run)
+    assert two.orphans() == [], "between the two jumps it was renewed"
+    assert one.record([ending("a")], [], 0).lost == []
+
+
+def test_what_a_worker_that_left_has_held_is_not_waited_for_twice(join: Join, server: Server, run: str) -> None:
+    """
+    It has said itself that it is gone, so that its lease is enough.
+    """
+    one, two = join("one"), join("two")
+    one.record([], [claim("a")], 1)
+    one.close()
+    assert two.orphans() == []
+    expire(server, run)
+    assert [(row.step, row.worker) for row in two.orphans()] == [("a", "one")]
 
 
 def test_the_next_life_of_a_worker_takes_over_at_once(join: Join) -> None:

@@ -11,11 +11,12 @@ import pytest
 from tests.postgres import Server
 from tests.proxy import Proxy
 from tests.unit.test_ledger import claim, ending
+from worker import clock
 from worker.ledger import LedgerAway, Recorded
 from worker.ledger.effects import COMMITTED, GRANTED, HELD, TAKEN_OVER, Effects
 
 pytest.importorskip("psycopg")
-from tests.members import LEASE, PATIENCE, Join, again, expire, join, outcomes, proxy, run, until
+from tests.members import LEASE, PATIENCE, SHORT, Join, again, expire, join, outcomes, proxy, run, until
 from worker.ledger.postgres import link
 
 __all__ = ["join", "proxy", "run"]  # fixtures
@@ -74,9 +75,11 @@ def test_orphans_whose_answer_was_lost(join: Join, proxy: Proxy, server: Server,
     """
     They are ours without our knowing: the next call tells, and whose they were.
     """
-    join("one").record([], [claim("a")], 1)
+    join("one", SHORT).record([], [claim("a")], 1)
     two = join("two", port=proxy.port)
     expire(server, run)
+    assert two.orphans() == []
+    until(lambda: clock.monotonic() >= two.overdue_at)
     proxy.lose()
     with pytest.raises(LedgerAway):
         two.orphans()
@@ -150,11 +153,13 @@ def test_what_the_server_hears_late_claims_nothing(
     A process of the server reads what we sent long after we have given up on it and asked another one.
     """
     monkeypatch.setattr(link, "_PATIENCE", 0.5)
-    one, two = join("one"), join("two")
+    one, two = join("one"), join("two", SHORT)
     one.record([], [claim("a")], 1)
     two.record([], [claim("c")], 1)
-    expire(server, run)
     for call in (lambda: one.record([ending("a")], [claim("b"), claim("c")], 1), one.orphans):
+        expire(server, run)
+        assert one.orphans() == []
+        until(lambda: clock.monotonic() >= one.overdue_at)
         backend = one._link._connection.info.backend_pid  # type: ignore[union-attr]
         os.kill(backend, signal.SIGSTOP)
         try:

@@ -121,7 +121,7 @@ class Ledger(Protocol):
     """What the worker asks of a ledger.  Every method may raise StorageFull or LedgerAway; then call again.
 
     `shared`: other workers may be at work on the same run.  Then a claim holds for a lease that `renew` extends,
-    by the clock of the database; one that has run out is taken over by whoever asks for `orphans` next.
+    by the clock of the database; one that stays run out is taken over by whoever asks for `orphans` next.
     """
 
     shared: bool
@@ -148,7 +148,11 @@ class Ledger(Protocol):
         """Extend our claims of these steps; return the steps that are no longer ours."""
 
     def orphans(self) -> list[Row]:
-        """Take over attempts whose lease has run out: from now on they are ours to close.  Return them."""
+        """Take over attempts whose holders are gone: from now on they are ours to close.  Return them.
+
+        A holder is gone if its lease has run out and half a lease later is still the same: it has not been renewed
+        three times in a row, whatever the clock of the database did meanwhile.
+        """
 
     def news(self, idle: bool) -> list[Row]:
         """Return what other workers have begun or ended since the last call; the same may come twice.
@@ -184,9 +188,14 @@ class Ledger(Protocol):
 
 
 class Server(Ledger, Protocol):
-    """A ledger behind a connection.  `replaced`: another process works under our name, and we get nothing more."""
+    """A ledger behind a connection.
+
+    `replaced`: another process works under our name, and we get nothing more.  `overdue_at`: when to ask for
+    `orphans` again (monotonic clock), since a claim has run out and its holder will be gone if it is still so then.
+    """
 
     replaced: bool
+    overdue_at: float
 
     def fileno(self) -> int:
         """Return the connection's descriptor, -1 while there is none."""

@@ -155,6 +155,11 @@ class RemoteLedger:
         """Whether another process works under our name, so that nothing is granted to us any more."""
         return self._store.replaced
 
+    @property
+    def overdue_at(self) -> float:
+        """When to ask for orphans again (monotonic clock)."""
+        return self._store.overdue_at
+
     def woken(self) -> bool:
         """Return whether another worker has waked us since the last time this was asked."""
         woken, self._caller.woken = self._caller.woken, False

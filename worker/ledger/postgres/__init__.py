@@ -13,6 +13,7 @@ long transactions, the order of commits, LISTEN (where there is none, workers lo
 
 import collections
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from worker.ledger.postgres import plan
 from worker.ledger.postgres.effects import PostgresEffects
 from worker.ledger.postgres.errors import standby
 from worker.ledger.postgres.link import LONG, Connection, Link, Member
-from worker.ledger.postgres.rows import CLOSED, ME, OPEN, RECORD, RUNNING, Held, recording, text
+from worker.ledger.postgres.rows import CLOSED, ME, OPEN, RECORD, RUNNING, Held, in_order, recording, text
 from worker.ledger.postgres.schema import are_ready, prepare
 
 __all__ = ["Member", "PostgresLedger"]
@@ -61,6 +62,9 @@ class PostgresLedger:
         self._link = link
         self._lease = lease
         self._held = Held()
+        # Claims that we have seen run out, by token and end, and when their holders are gone (monotonic clock).
+        self._silent: dict[tuple[int, int], float] = {}
+        self.overdue_at = math.inf
         # `news` has told what was drawn up to the floor; the marks say when which number was the newest one.
         self._floor = 0
         self._marks: collections.deque[tuple[float, int]] = collections.deque()
@@ -122,7 +126,7 @@ class PostgresLedger:
         closed: set[tuple[str, int]] = set()
         taken: list[str] = []
         idle = False
-        parts = _parts(endings, claims)
+        parts = in_order(endings, claims)
         points.at("ledger-written")
         with self._link.call() as connection:
             with connection.transaction() if len(parts) > 1 else contextlib.nullcontext():
@@ -161,9 +165,15 @@ class PostgresLedger:
 
     def orphans(self) -> list[Row]:
         with self._link.call() as connection:
+            began, patient = clock.monotonic(), self._link.may_take_over()
+            gone = [claim for claim, gone_at in self._silent.items() if patient and gone_at <= began]
             asked = {"lease": self._lease, "held": self._held.tokens()}
-            asked["patient"] = self._link.may_take_over()
+            asked |= {"tokens": [token for token, _until in gone], "untils": [until for _token, until in gone]}
             found = connection.execute(_TAKE_OVER, self._link.me | asked, binary=True).fetchall()
+            late = connection.execute(_LATE, self._link.me | asked).fetchall() if patient else []
+        now, before = clock.monotonic(), self._silent
+        self._silent = {(token, until): before.get((token, until), now + lease / 2) for token, until, lease in late}
+        self.overdue_at = min((gone_at for gone_at in self._silent.values() if gone_at > began), default=math.inf)
         rows = sorted(map(Row._make, found))
         self._held.add((row.step, row.number, row.seq) for row in rows)
         return rows
@@ -281,14 +291,6 @@ class PostgresLedger:
             self._floor = self._marks.popleft()[1]
 
 
-def _parts(endings: Sequence[Ending], claims: Sequence[Claim]) -> list[tuple[Sequence[Ending], Sequence[Claim]]]:
-    """Return what to send at a time, in one transaction: an ending and a claim of the same step need two statements."""
-    ended = {ending.step for ending in endings}
-    if any(claim.step in ended for claim in claims):
-        return [(endings, []), ([], claims)]
-    return [(endings, claims)]
-
-
 _IS_RUN = "SELECT true FROM agent.runs WHERE run = %(run)s"
 _REGISTER = """
 INSERT INTO agent.workers (run, worker, life, number, host, pid, version, lease, seen)
@@ -331,15 +333,28 @@ _RECORDED = """
 SELECT true FROM agent.attempts
 WHERE run = %(run)s AND step = %(step)s AND number = %(number)s AND life = %(life)s
 """
-# Claims whose lease has run out, attempts that were open in a checkpoint and are nobody's here, and those that we
-# have taken over without hearing of it.
+# A claim's lease as a number that is the same each time it is asked for, whatever the client's time zone.
+_UNTIL = "(extract(epoch FROM s.lease_until) * 1000000)::bigint"
+# Claims that have run out, and how long their holders' leases are.
+_LATE = f"""
+SELECT s.token, {_UNTIL}, coalesce(w.lease, %(lease)s)
+FROM agent.steps s LEFT JOIN agent.workers w ON w.run = s.run AND w.worker = s.worker
+WHERE s.run = %(run)s AND s.state = 'running' AND s.lease_until < now() AND s.life <> %(life)s
+"""
+# Claims whose holders are gone: those that have been found run out before and are the same still, and those of
+# workers that have left; attempts that were open in a checkpoint and are nobody's here; and those that we have
+# taken over without hearing of it.
 _TAKE_OVER = f"""
 WITH me AS (
     {ME}
 ), late AS (
     SELECT s.step AS name FROM agent.steps s CROSS JOIN me
     WHERE s.run = %(run)s AND s.state = 'running'
-        AND ((s.lease_until < now() AND %(patient)s) OR s.life = '' OR (s.life = %(life)s AND s.former <> ''))
+        AND (s.life = '' OR (s.life = %(life)s AND s.former <> '')
+            OR (s.lease_until < now() AND (
+                (s.token, {_UNTIL}) IN (SELECT * FROM unnest(%(tokens)s::bigint[], %(untils)s::bigint[]))
+                OR EXISTS (SELECT FROM agent.workers w
+                    WHERE w.run = s.run AND w.worker = s.worker AND w.life = s.life AND w.seen = to_timestamp(0)))))
         AND NOT (s.life = %(life)s AND s.token = ANY (%(held)s::bigint[]))
     FOR UPDATE OF s SKIP LOCKED)
 UPDATE agent.steps s SET

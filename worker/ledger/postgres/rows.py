@@ -130,6 +130,14 @@ class Held:
         return [token for _number, token in self._claims.values()]
 
 
+def in_order(endings: Sequence[Ending], claims: Sequence[Claim]) -> list[tuple[Sequence[Ending], Sequence[Claim]]]:
+    """Return what to send at a time, in one transaction: an ending and a claim of the same step need two statements."""
+    ended = {ending.step for ending in endings}
+    if any(claim.step in ended for claim in claims):
+        return [(endings, []), ([], claims)]
+    return [(endings, claims)]
+
+
 def recording(endings: Sequence[Ending], claims: Sequence[Claim], held: Held) -> dict[str, Any]:
     """Return what RECORD asks of endings and claims."""
     ended = [
