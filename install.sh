@@ -27,9 +27,11 @@ EOF
 
 LIB=/usr/local/lib/agent
 BIN=/usr/local/bin/agentctl
+HOOKS=$LIB/hooks
 UNITS=/usr/local/lib/systemd/system
 ETC=/etc/agent
 STATE=/var/lib/agent
+CACHE=/var/cache/agent   # the service's /tmp
 DROPIN=50-workdir.conf
 GECOS='agent worker (made by its install.sh)'   # purge removes this user and no other
 DESTDIR=${DESTDIR-}
@@ -98,6 +100,7 @@ do_install() {
     group=$(group_of "$user")
     install_config
     if [ -n "$rewrite" ]; then install_dropin "$user"; fi
+    put 755 "$SOURCE/units/hooks.sh" "$HOOKS"
     for unit in agent.service agent@.service agent.path; do
         put 644 "$(unit_source "$unit")" "$UNITS/$unit"
     done
@@ -136,7 +139,7 @@ do_purge() {
         rmdir "$DESTDIR/etc/systemd/system/$unit.d" 2>/dev/null || :
     done
     remove "$ETC"
-    for path in "$DESTDIR$STATE" "$DESTDIR$STATE"@*; do
+    for path in "$DESTDIR$STATE" "$DESTDIR$STATE"@* "$DESTDIR$CACHE" "$DESTDIR$CACHE"@*; do
         remove "${path#"$DESTDIR"}"
     done
     if has_systemd; then systemctl daemon-reload; fi
@@ -511,7 +514,7 @@ verify_units() {
     if systemd-analyze --help | grep -q -- --recursive-errors; then lenient=--recursive-errors=no; fi
     mkdir "$TMP/units"
     for unit in agent.service agent@.service agent.path; do
-        sed "s#$BIN#/bin/sh#" "$(unit_source "$unit")" >"$TMP/units/$unit"
+        sed "s#$BIN#/bin/sh#; s#$HOOKS#/bin/sh#" "$(unit_source "$unit")" >"$TMP/units/$unit"
     done
     # shellcheck disable=SC2086 # nothing, or one word
     systemd-analyze verify --man=no $lenient "$TMP/units"/* >&2 ||

@@ -10,10 +10,11 @@ and `after` run one after the other in the same attempt.  The attempt decides no
 it ended (`end`), and the loop goes on from there.
 """
 
+import contextlib
 import math
-import os
 import signal
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from worker import environment, expectation, process
 from worker.clock import Now
@@ -21,13 +22,15 @@ from worker.decide import End
 from worker.disk import PATIENCE
 from worker.errors import TEMPORARY, AgentError
 from worker.events import Events
+from worker.family import Cohort, Descent, Effort, Family
 from worker.folder import Places
 from worker.journal import NOTICE, WARNING, Journal
-from worker.output import Spool
+from worker.leader import Leader
+from worker.output import missing
 from worker.plan import Step
 from worker.programs import CHECK, Program, Programs
-from worker.signs import Limits, Sign
-from worker.slot import Slot
+from worker.signs import Limits, Said
+from worker.slot import Slot, saved
 from worker.streams import Streams
 from worker.timespan import show
 
@@ -38,9 +41,6 @@ LIMIT_GRACE = 10.0
 LEFTOVER_GRACE = 1.0
 # How long processes may take to vanish after SIGKILL before the worker no longer vouches for the step.
 KILL_PATIENCE = 30.0
-# CPU time counts as a sign of life when it is more than an idle program's timers need.
-_BUSY_SHARE = 0.005
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Attempt:
@@ -64,60 +64,76 @@ class Attempt:
         self.step = step
         self.number = number
         self.slot = slot
-        self.output = Spool(slot.part)
-        self.log = Spool(places.log(step.id, number))
-        self.status_text: str | None = None
-        self.progress = 0.0
-        self.progress_text = ""
-        self.spend = 0.0
+        self.output = slot.output
+        self.log = slot.log
+        self.said = Said()
         self.definition = ""  # what the step was when it was claimed
         self.detail = ""  # what it was doing when it was ended for a limit
         self.unknown = ""  # the key of an effect inside it of which nobody can tell whether it happened
         self.lost = False  # the claim is another worker's by now: whatever comes of it is not recorded
         self.phase = RUNNING
-        self.pid = 0
         self._places = places
         self._journal = journal
         self._events = events
-        self._others = others
-        self._marker = f"STATE_DIRECTORY={places.state(step.id)}".encode()
-        self._programs = Programs(step, slot.part, ask_first)
+        self._family: Family = (
+            Descent(f"STATE_DIRECTORY={places.state(step.id)}".encode(), others)
+            if slot.shelter is None
+            else Cohort(slot.shelter.group)
+        )
+        self._ask_first = ask_first
+        self._programs = Programs(step, slot.output.path, ask_first)
         self._program = Program("", [])
+        self._leader = Leader(self._family, slot.shelter, events, self._on_exit)
         self._exit: int | None = None
         self._why = ""
         self._limit: str | None = None
         self._interrupted_by: str | None = None
-        self._retry_after: float | None = None
         self._kill_at = self._vouched_until = math.inf
-        self._cpu = 0
-        self._cpu_at = self._cpu_look = math.inf
+        self._saved_before = ""
+        self._kills_before = 0
 
     def start(self, base: Mapping[str, str], note: str | None, best: float, moment: Now) -> None:
         """Spawn the first program; if that fails the attempt is over and `end` says why.
 
         `note` is the path of a file about the last attempt, `best` the furthest progress before this one.
         """
-        now = moment.monotonic
-        self.started, self.started_wall = now, moment.wall
-        self._ended = now
-        self._best = best
-        self.limits = Limits(now, self.step.task)
-        self.streams = Streams(self.step.id, self.number, self.output, self.log, self._events, self._journal)
-        self._plan_cpu_look(now)
+        self._begin(moment.monotonic, moment.wall, best)
         try:
             folder = self._places.state(self.step.id)
             self.slot.furnish(folder)
-            self._saved_before = _look_of(folder)
-            secrets = self.slot.lay_out(self.step.task.secrets)
-            self._env = environment.build(
-                base, self.step, self.number, self._places, self.slot.socket.path, note, secrets
-            )
+            self._saved_before = saved(folder)
+            self._kills_before = self._family.memory_kills()
+            self._prepare(base, note)
         except (AgentError, OSError) as exc:
             self._why = str(exc)
             self._finish()
             return
         self._events.watch(self.slot.socket.fileno(), self._on_messages)
-        self._spawn(now)
+        self._spawn(moment.monotonic)
+
+    def _begin(self, started: float, started_wall: float, best: float) -> None:
+        self.started, self.started_wall = started, started_wall
+        self._ended = started
+        self._best = best
+        self.limits = Limits(started, self.step.task)
+        self._effort = Effort(self._family, self.limits.stall_after / 4, self._events.now)
+        self.streams = Streams(self.step.id, self.number, self.output, self.log, self._events, self._journal)
+
+    def _prepare(self, base: Mapping[str, str], note: str | None) -> None:
+        secrets = self.slot.lay_out(self.step.task.secrets)
+        notify = self.slot.socket.path
+        self._env = environment.build(base, self.step, self.number, self._places, notify, note, secrets)
+
+    @property
+    def leader(self) -> int:
+        """The pid of the first process of the program that runs; 0 before there is one."""
+        return self._leader.pid
+
+    @property
+    def pid(self) -> int:
+        """The pid of the program itself, which a few lines of sh wait for if it is to outlive the worker."""
+        below = process.children(self.leader) if self.slot.shelter is not None else []
+        return below[0] if below else self.leader
 
     @property
     def over(self) -> bool:
@@ -126,7 +142,7 @@ class Attempt:
     def end(self) -> End:
         """Return how the attempt ended; only once it is over."""
         asked = self._exit == TEMPORARY and not self._why  # for no other end does it matter what was saved
-        saved = asked and _look_of(self._places.state(self.step.id)) != self._saved_before
+        fresh = asked and saved(self._places.state(self.step.id)) != self._saved_before
         took = max(0.0, self._ended - self.started)
         return End(
             self._exit,
@@ -134,9 +150,9 @@ class Attempt:
             self._interrupted_by,
             self._why,
             took,
-            self.progress,
-            saved,
-            self._retry_after,
+            self.said.progress,
+            fresh,
+            self.said.retry_after,
             self._programs.effect,
             self._programs.found,
             self.unknown,
@@ -151,7 +167,7 @@ class Attempt:
         if self.phase != RUNNING:
             return self._kill_at
         self._hear()
-        return min(self.limits.deadline(), self._cpu_look)
+        return min(self.limits.deadline(), self._effort.look_at)
 
     @property
     def last_sign(self) -> float:
@@ -181,13 +197,13 @@ class Attempt:
         if held_since is not None and now >= self.streams.retry_at and self.streams.retry(now):
             self.excuse(now - held_since)
         if self.phase == RUNNING and self.streams.held_since is None:
-            if now >= self._cpu_look:
-                self._look_at_cpu(now)
+            if self._effort.seen(now):  # CPU time is a sign of life, too
+                self.limits.sign(now)
             limit = self._broken(now)
             if limit is not None:
                 self._end_for(limit, now)
         elif self.phase in (ENDING, SWEEPING) and now >= self._kill_at:
-            process.send(self._family(), signal.SIGKILL)
+            self._family.kill()
             self._kill_at = now + 1.0  # look again: a process may have been forked while we looked
             self._sweep(now)
 
@@ -209,39 +225,124 @@ class Attempt:
 
     def on_exits(self, ended: Mapping[int, int], now: float) -> None:
         """Note which of our children have ended."""
-        if self.phase in (RUNNING, ENDING) and self.pid in ended:
-            self._exit = ended[self.pid]
-            self.phase = SWEEPING
-            self._begin_sweep(now)
+        if self.phase in (RUNNING, ENDING):
+            self._leader.reaped(ended)
         elif self.phase == SWEEPING:
             self._sweep(now)
 
     def kill(self) -> None:
         """Kill every process of the step at once, for a worker that cannot wait."""
-        if self.pid and not self.over:
-            process.send(self._family(), signal.SIGKILL)
+        if self.leader and not self.over:
+            self._family.kill()
+
+    # -- a worker's end
+
+    def save(self) -> None:
+        """Let a worker to come know how things stand, if the step can outlive this one."""
+        if self.slot.shelter is not None:
+            self.slot.shelter.save(self._memo())
+
+    def _memo(self) -> dict[str, Any]:
+        return {
+            "step": self.step.id,
+            "number": self.number,
+            "definition": self.definition,
+            "started": [self.started, self.started_wall],
+            "ask_first": self._ask_first,
+            "programs": self._programs.memo(),
+            "phase": self.phase,
+            "limits": self.limits.memo(),
+            "streams": self.streams.memo(),
+            "said": self.said.memo(),
+            "before": [self._saved_before, self._kills_before],
+            "end": [self._limit, self._interrupted_by, self._why, self.unknown],
+            "detail": self.detail,
+            # They get other names before the commit.
+            "output": self.output.inode() if self.over else None,
+            "log": self.log.inode() if self.over else None,
+        }
+
+    def adopt(
+        self, memo: Mapping[str, Any], base: Mapping[str, str], note: str | None, best: float, now: float
+    ) -> None:
+        """Go on with an attempt that an earlier worker has left as `memo` says; its slot was taken over.
+
+        A program that has ended meanwhile is found ended; one that never began is started.  Raises OSError.
+        """
+        shelter = self.slot.shelter
+        assert shelter is not None
+        shelter.resume(memo)
+        started, started_wall = memo["started"]
+        self._begin(started, started_wall, best)
+        self._program = self._programs.resume(memo["programs"])
+        self.limits.resume(memo["limits"])
+        self.phase = memo["phase"]
+        self.said.resume(memo["said"])
+        self._saved_before, self._kills_before = memo["before"]
+        self.detail = memo["detail"]
+        self._limit, self._interrupted_by, self._why, self.unknown = memo["end"]
+        self._prepare(base, note)
+        self.output.resume(self._places.output(self.step.id), memo["output"])
+        self.log.resume(self._places.log(self.step.id, self.number), memo["log"])
+        self._events.watch(self.slot.socket.fileno(), self._on_messages)
+        if not self._leader.find():
+            self._run(self._program, now)
+            return
+        self.streams.attach(shelter.pipes, self._program.gives_result)
+        self.streams.resume(memo["streams"])
+        if self.phase == ENDING:
+            self._kill_at, self._vouched_until = now, now + KILL_PATIENCE
+        self._leader.watch()
+
+    def abandon(self) -> None:
+        """Kill what could not be taken over, and be over."""
+        self._family.kill()
+        self._why = self._why or "could not be taken over"
+        self._finish()
 
     # -- its programs
 
     def _spawn(self, now: float) -> None:
-        self._program = self._programs.next()
-        try:
-            cwd = self.step.task.cwd or self._places.work
-            child = process.spawn(self._program.argv, self._env, cwd)
-        except process.SpawnError as exc:
-            self._exit = None
-            self._fail(str(exc))
-            self._finish()
-            return
-        self.pid = child.pid
+        self._run(self._programs.next(), now)
+
+    def _run(self, program: Program, now: float) -> None:
+        self._program = program
         self.phase = RUNNING
         self._exit = None
         self._kill_at = self._vouched_until = math.inf
-        self.limits.restart(now, self._program.own)
-        self.streams.attach(child, self._program.gives_result)
-        self._programs.started(self._program)
-        if self._program.gives_result:
-            self.output.prepare()
+        self.limits.restart(now, program.own)
+        self._programs.started(program)
+        shelter = self.slot.shelter
+        if shelter is not None:  # from now on this program is the one that the next worker goes on with
+            shelter.expect()
+            self.streams.attach(shelter.pipes, program.gives_result)
+            self.save()
+        try:
+            pipes = self._leader.start(program.argv, self._env, self.step.task.cwd or self._places.work)
+        except process.SpawnError as exc:
+            self._programs.not_started(program)
+            self._fail(str(exc))
+            self._finish()
+            return
+        if pipes is not None:
+            self.streams.attach(pipes, program.gives_result)
+            if program.gives_result:
+                with contextlib.suppress(OSError):  # then it is made later, where a full disk is waited out
+                    self.output.prepare()
+
+    def _on_exit(self, status: int | None) -> None:
+        """Note the end of the program's leader."""
+        if (
+            status
+            and status != TEMPORARY
+            and self.phase == RUNNING
+            and self._family.memory_kills() > self._kills_before
+        ):
+            peak = self._family.memory_peak()
+            self._why = "killed for memory" + (f"; at most {peak} were in use" if peak else "")
+        self._exit = -signal.SIGKILL if status is None and self.phase == ENDING else status  # we did it
+        self.phase = SWEEPING
+        self._begin_sweep(self._events.now)
 
     def _fail(self, why: str) -> None:
         self._why = f"{self._program.name}: {why}" if self._program.name else why
@@ -258,38 +359,25 @@ class Attempt:
             return
         if self._exit == 0 and by_itself:
             fault = None
-            if self._program.gives_result and self.step.task.expect:
-                fault = self._expected()
+            if self._program.gives_result:
+                fault = expectation.fault(self.step.task, self.output, self._places.work)
             if fault:
                 self._why = f"exited with status 0, but {fault}"
             elif self._programs.left:
                 self._spawn(now)
                 return
-        elif self._program.name and not self._limit and self._exit != 0:
-            code = f"status {self._exit}" if (self._exit or 0) >= 0 else f"signal {-(self._exit or 0)}"
+        elif self._program.name and not self._limit and self._exit is not None and self._exit != 0:
+            code = f"status {self._exit}" if self._exit >= 0 else f"signal {-self._exit}"
             self._fail(f"ended with {code}")
         self._finish()
-
-    def _expected(self) -> str | None:
-        """Return what is wrong with what the step's own program has left, as far as no program has to look."""
-        expect = self.step.task.expect
-        assert expect is not None
-        if expect.matches is not None:
-            try:
-                self.output.show()
-            except OSError as exc:
-                return f"its output cannot be looked at: {exc.strerror}"
-        if expect.file is None:
-            return None
-        return expectation.file_fault(expect.file, self.step.task.cwd or self._places.work)
 
     def _finish(self) -> None:
         self.phase = OVER
         self._ended = self._events.now
+        self._leader.forget()
         self.streams.drain()
         self._events.forget(self.slot.socket.fileno())
-        removed = "" if self.output.in_place() else f"its output was removed while it ran: {self.output.path}"
-        self._why = self._why or self.streams.fault or removed
+        self._why = self._why or self.streams.fault or missing(self.output, self.log)
         self.streams.close(done=self._exit == 0 and not self._why)
 
     # -- limits
@@ -311,7 +399,7 @@ class Attempt:
             "stall_after": f"gave no sign of life for {span}",
             "progress_every": f"made no progress for {span}",
         }[limit]
-        self.detail = process.describe_all(self._family())
+        self.detail = process.describe_all(self._family.members())
         self._say("step-ending", f"{self._why}; ending it ({process.describe(self.pid)})", WARNING)
         self._ask_to_end(LIMIT_GRACE, now)
 
@@ -319,32 +407,12 @@ class Attempt:
         self.phase = ENDING
         self._kill_at = min(self._kill_at, now + grace)
         self._vouched_until = self._kill_at + KILL_PATIENCE
-        process.terminate(self._family())
-
-    def _look_at_cpu(self, now: float) -> None:
-        """Count CPU time used by the step's processes as a sign of life, if it has stall_after."""
-        ticks = sum(found.ticks for found in self._family())
-        if ticks - self._cpu > _BUSY_SHARE * (now - self._cpu_at) * _TICKS_PER_SECOND:
-            self.limits.sign(now)
-        self._cpu = ticks
-        self._plan_cpu_look(now)
-
-    def _plan_cpu_look(self, now: float) -> None:
-        self._cpu_at = now
-        self._cpu_look = now + self.limits.stall_after / 4
+        process.terminate(self._family.members())
 
     # -- the end
 
-    def _family(self) -> list[process.Found]:
-        return process.family(self.pid, self._marker, self._others(self.pid))
-
-    def _left(self) -> list[process.Found]:
-        """Return what is left of the step; without a look at every process if we have no orphans."""
-        others = self._others(self.pid)
-        return process.family(self.pid, self._marker, others) if process.has_orphans(others) else []
-
     def _begin_sweep(self, now: float) -> None:
-        left = self._left()
+        left = self._family.left()
         if not left:
             self._next(now)
             return
@@ -355,7 +423,7 @@ class Attempt:
         process.terminate(left)
 
     def _sweep(self, now: float) -> None:
-        if self.phase == SWEEPING and not self._left():
+        if self.phase == SWEEPING and not self._family.left():
             self._next(now)
 
     def _say(self, event: str, text: str, priority: int) -> None:
@@ -365,32 +433,5 @@ class Attempt:
 
     def _on_messages(self) -> None:
         for sign, pid in self.slot.socket.receive():
-            if process.belongs(pid, self.pid, self._marker, self._others(self.pid)):
-                self._take(sign, self._events.now)
-
-    def _take(self, sign: Sign, now: float) -> None:
-        if sign.beat:
-            self.limits.beat(now)
-        if sign.status is not None:
-            self.limits.sign(now)
-            self.status_text = sign.status
-        if sign.progress is not None:
-            self.progress_text = sign.progress_text
-            if sign.progress > max(self.progress, self._best):
-                self.limits.progress(now)
-            self.progress = max(self.progress, sign.progress)
-        if sign.spend is not None:
-            self.spend += sign.spend
-        if sign.retry_after is not None:
-            self._retry_after = sign.retry_after
-        if sign.extend is not None:
-            self.limits.extend(now, sign.extend)
-
-
-def _look_of(folder: str) -> list[tuple[str, int, int]]:
-    """Return what changes when a step saves something in its own folder: names, sizes and times."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted((e.name, (s := e.stat(follow_symlinks=False)).st_size, s.st_mtime_ns) for e in entries)
-    except OSError:
-        return []
+            if self._family.holds(pid):
+                self.said.take(sign, self.limits, self._best, self._events.now)

@@ -10,17 +10,19 @@ Requests come in as events, perhaps while the loop is waiting for the ledger alr
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
 from worker import clock, wire
 from worker.control import Connection
 from worker.errors import AgentError
-from worker.ledger.effects import COMMITTED, GRANTED, HELD, RESULT_MAX, TAKEN_OVER, Answer, Effects
+from worker.ledger.effects import COMMITTED, GRANTED, HELD, RESULT_MAX, TAKEN_OVER, Answer, Effect, Effects
 
 # How often a key is asked about that another machine holds.
 _LOOK_EVERY = 0.5
+# Of a claim that an earlier worker granted; whoever has it may have asked for another.
+_INHERITED_LEASE = 60.0
 # A lease is renewed when this share of it has passed.
 _RENEW_AFTER = 1 / 3
 # The loop has other things to do, and pings in between.
@@ -56,13 +58,24 @@ class _Caller:
         self.renew_at = math.inf
 
 
+class _Heir:
+    """Whoever has a claim in a step that has outlived the worker which granted it; it has no connection to us."""
+
+    __slots__ = ("key", "lease", "renew_at", "step", "token")
+
+    def __init__(self, effect: Effect) -> None:
+        self.key, self.step, self.token = effect.key, effect.step, effect.token
+        self.lease = _INHERITED_LEASE
+        self.renew_at = clock.monotonic() + self.lease * _RENEW_AFTER
+
+
 class _Line:
     """Who has a key, and who waits for it, the first to come first."""
 
     __slots__ = ("holder", "look_at", "waiting")
 
     def __init__(self) -> None:
-        self.holder: _Caller | None = None
+        self.holder: _Caller | _Heir | None = None
         self.waiting: deque[_Caller] = deque()
         self.look_at = math.inf  # when to ask again about a key that another worker holds
 
@@ -113,6 +126,23 @@ class Broker:
         lines = self._lines.values()
         renewals = (line.holder.renew_at for line in lines if line.holder)
         return min(*renewals, *(line.look_at for line in lines), math.inf, math.inf)
+
+    def inherit(self, claims: Iterable[Effect]) -> None:
+        """Take these claims, of steps that have outlived the worker which granted them, for held until they are
+        committed or released, or their step ends.
+        """
+        for effect in claims:
+            key, token = effect.key, effect.token
+            if self._persist(partial(self._effects.renew, key, token, _INHERITED_LEASE)):
+                self._lines.setdefault(key, _Line()).holder = _Heir(effect)
+
+    def ended(self, step: str) -> None:
+        """Note that a step is over: nobody holds what it has inherited."""
+        for key, line in list(self._lines.items()):
+            holder = line.holder
+            if isinstance(holder, _Heir) and holder.step == step:
+                self._persist(partial(self._effects.abandon, key, holder.token))
+                self._end(key, holder.token, clock.monotonic())
 
     def look_again(self) -> None:
         """Ask again about keys that other workers hold, at the next `work`: they may have done something."""
@@ -276,11 +306,12 @@ class Broker:
         line = self._lines.get(key)
         if line is None or line.holder is None or line.holder.token != token:
             return
-        self._callers.pop(line.holder.client, None)
+        if isinstance(line.holder, _Caller):
+            self._callers.pop(line.holder.client, None)
         line.holder = None
         self._serve(key, now)
 
-    def _renew(self, caller: _Caller, now: float) -> None:
+    def _renew(self, caller: _Caller | _Heir, now: float) -> None:
         """Extend a claim whose step is alive; one that is no longer ours is of no more concern."""
         key, token, lease = caller.key, caller.token or 0, caller.lease
         caller.renew_at = now + lease * _RENEW_AFTER

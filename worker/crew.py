@@ -8,7 +8,7 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from worker import clock, decide, folder, ledger
 from worker import note as notes
@@ -16,15 +16,16 @@ from worker.attempt import Attempt
 from worker.board import Progress
 from worker.decide import Verdict
 from worker.disk import Disk
-from worker.errors import StateError
+from worker.errors import AgentError, StateError
 from worker.events import Events
 from worker.folder import Places
 from worker.journal import Journal
-from worker.ledger import Claim, Ending, Ledger
+from worker.ledger import Claim, Ending, Ledger, Row
 from worker.output import Spool
 from worker.plan import Step
 from worker.results import Results
 from worker.slot import Slot
+from worker.slots import Slots
 from worker.task import Task
 
 # Between claim and start: after so many seconds of waiting for the disk or a server, the claim is looked at again.
@@ -55,11 +56,12 @@ class Crew:
         disk: Disk,
         store: Ledger,
         results: Results,
+        slots: Slots,
         base: Mapping[str, str],
     ) -> None:
         """`base`: what every step finds in its environment."""
         self.running = running
-        self.started = 0  # attempts since this worker began
+        self.started = 0  # attempts that this worker has had
         self._places = places
         self._journal = journal
         self._events = events
@@ -67,12 +69,15 @@ class Crew:
         self._ledger = store
         self._results = results
         self._base = base
-        self._slots: list[Slot] = []
-        self._slot_count = 0
+        self._slots = slots
 
     def over(self) -> list[Attempt]:
         """Return the attempts that have ended and wait to be settled."""
         return [attempt for attempt in self.running.values() if attempt.over]
+
+    def at_work(self) -> bool:
+        """Return whether an attempt has not ended yet."""
+        return not all(attempt.over for attempt in self.running.values())
 
     def start(self, claim: Claim, step: Step, past: Progress) -> bool:
         """Start a claimed attempt, with a note about the one before it.
@@ -80,23 +85,47 @@ class Crew:
         Return False, nothing begun, if that had to wait and the claim is another worker's by now.
         """
         began = clock.monotonic()
-        if not self._slots:
-            self._slots.append(Slot(self._slot_count, self._places))
-            self._slot_count += 1
-        slot = self._slots.pop()
+        slot = self._slots.take()
         ask_first = past.unsure and step.task.redo == "check"
-        attempt = Attempt(step, claim.number, slot, self._places, self._journal, self._events, self._leaders, ask_first)
-        attempt.definition = claim.definition
+        attempt = self._attempt(step, claim.number, slot, ask_first, claim.definition)
         note = self._note(attempt, past) if claim.number > 1 else None
         self._tidy(slot, step)
         slow = clock.monotonic() - began > _SLOW
         if self._ledger.shared and slow and self._persist(lambda: self._ledger.renew([step.id])):
-            self._slots.append(slot)
+            self._slots.give(slot)
             return False
         self.running[step.id] = attempt
         self.started += 1
         attempt.start(self._base, note, past.best, clock.now())
         return True
+
+    def adopt(self, row: Row, step: Step, past: Progress, number: int, memo: Mapping[str, Any]) -> bool:
+        """Go on with an attempt that has outlived the worker in slot `number`, as that worker's memo says.
+
+        Return False if it cannot be: then its processes are still to be ended.
+        """
+        try:
+            slot = self._slots.take_over(number)
+        except (KeyError, OSError):
+            return False
+        attempt = self._attempt(step, row.number, slot, bool(memo["ask_first"]), row.definition)
+        note = self._places.note(slot.number)
+        self.running[step.id] = attempt
+        try:
+            attempt.adopt(memo, self._base, note if os.path.exists(note) else None, past.best, clock.monotonic())
+        except (AgentError, OSError, LookupError, TypeError, ValueError) as exc:
+            self._journal.warning(f"{step.id}: cannot be taken over ({exc}); ending it")
+            attempt.abandon()
+            self._release(attempt)
+            return False
+        attempt.excuse(max(0.0, clock.monotonic() - self._slots.unseen_since))
+        self.started += 1
+        return True
+
+    def _attempt(self, step: Step, number: int, slot: Slot, ask_first: bool, definition: str) -> Attempt:
+        attempt = Attempt(step, number, slot, self._places, self._journal, self._events, self._leaders, ask_first)
+        attempt.definition = definition
+        return attempt
 
     def judge(self, attempt: Attempt, past: Progress, task: Task) -> Ended:
         """Judge an attempt that is over, by what the list says now; its output is durable then, and its slot free."""
@@ -109,42 +138,46 @@ class Crew:
             end = end._replace(why=f"it has made a folder where its result belongs: {path}")
             verdict = decide.judge(end, past, retry, random.random(), redo)
         done = verdict.outcome == ledger.DONE
+        result = output.contents() if output.inline or not done else None
+        attempt.save()  # since what it has written is given its names now
         if done:
             self._publish(path, output)
-        else:
-            output.discard()
         ending = decide.ending(step.id, attempt.number, verdict, end.status, clock.wall())._replace(
             took=end.took,
             progress=end.progress,
-            spend=attempt.spend,
+            spend=attempt.said.spend,
             detail=attempt.detail,
-            output=output.contents() if output.inline or not done else None,
+            output=result,
             output_size=output.size,
             log=log.contents(),
             log_size=log.size,
         )
-        self._disk.persist(log.path, log.retry)
-        log.close()
-        self._release(attempt)
+        if not log.inline:
+            self._disk.persist(log.path, lambda: log.keep(self._places.log(step.id, attempt.number)))
         return Ended(attempt, verdict, ending, end.found, past.unsure)
 
     def dismiss(self, attempt: Attempt) -> None:
-        """Forget an attempt that is over and whose claim was lost."""
-        attempt.output.discard()
-        attempt.log.close()
+        """Forget an attempt that is over and was committed, or whose claim was lost."""
         self._release(attempt)
+
+    def leave(self) -> None:
+        """Let what runs go on without us, where it can outlive us; elsewhere kill it."""
+        if not self._slots.live:
+            self.close()
+            return
+        for attempt in self.running.values():
+            attempt.save()
 
     def close(self) -> None:
         """Kill what still runs, and give everything back."""
         for attempt in self.running.values():
             attempt.kill()
-        for slot in self._slots:
-            slot.close()
+        self._slots.close()
 
     def _release(self, attempt: Attempt) -> None:
         del self.running[attempt.step.id]
         attempt.slot.clear(self._places.state(attempt.step.id))
-        self._slots.append(attempt.slot)
+        self._slots.give(attempt.slot)
 
     def _note(self, attempt: Attempt, past: Progress) -> str | None:
         """Write the note about the attempt before this one; return its path, None if there is none."""
@@ -168,10 +201,13 @@ class Crew:
         # What else is in the way of its own folder is the step's fault, and its attempt's end.
         with contextlib.suppress(StateError):
             self._disk.persist(self._places.state(step.id), lambda: slot.furnish(self._places.state(step.id)))
+        if slot.shelter is not None:  # the next worker must not take what is in there for this step's
+            self._disk.persist(self._places.out, slot.output.prepare)
+            self._disk.persist(self._places.root, slot.log.prepare)
 
     def _leaders(self, pid: int) -> set[int]:
         """Return the leading processes of the steps that run, but for `pid`."""
-        return {attempt.pid for attempt in self.running.values() if attempt.pid} - {pid}
+        return {attempt.leader for attempt in self.running.values() if attempt.leader} - {pid}
 
     def _publish(self, path: str, output: Spool) -> None:
         """Give a result its name in out/, before the commit, so that a committed step always has it.

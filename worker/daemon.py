@@ -5,13 +5,14 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 
-from worker import clock, config, folder, journal, plan, resume, sandbox
+from worker import clock, config, folder, journal, plan, resume, sandbox, systemd
 from worker.disk import FULL, PATIENCE
 from worker.errors import AgentError, ConfigError, StateError
 from worker.folder import Places
 from worker.journal import ERROR, WARNING, Journal
 from worker.ledger import LedgerAway, StorageFull
 from worker.run import Run
+from worker.succession import Predecessor
 from worker.systemd import Notifier
 
 # How long each stage of the start may take before systemd is right to give up on it.
@@ -65,7 +66,8 @@ def _work(
             log.event("state", notice, priority=WARNING)
         gc.freeze()  # the plan lives as long as the process: no collection need look at it again
         folder.begin(held, places.runtime)
-        run = Run(settings, steps, places, resumed.ledger, log, notifier, environ, held.in_order)
+        before = Predecessor(held.in_order, folder.ended(places.root), systemd.stored(environ))
+        run = Run(settings, steps, places, resumed.ledger, log, notifier, environ, before)
         status = run.work()
         folder.leave(held)
         return status

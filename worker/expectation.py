@@ -2,9 +2,27 @@
 
 import os
 
+from worker.output import Spool
+from worker.task import Task
 
-def file_fault(name: str, cwd: str) -> str | None:
-    """Return what is wrong with the file that a step was expected to make, or None if it is there and not empty."""
+
+def fault(task: Task, output: Spool, work: str) -> str | None:
+    """Return what is wrong with what the step's own program has left, as far as no program has to look; else None.
+
+    Where one has to, the whole output is in its file after this.  `work` is where steps work by default.
+    """
+    expect = task.expect
+    if expect is None:
+        return None
+    if expect.matches is not None:
+        try:
+            output.show()
+        except OSError as exc:
+            return f"its output cannot be looked at: {exc.strerror}"
+    return None if expect.file is None else _file_fault(expect.file, task.cwd or work)
+
+
+def _file_fault(name: str, cwd: str) -> str | None:
     path = os.path.join(cwd, name)
     try:
         empty = os.stat(path).st_size == 0

@@ -8,7 +8,8 @@ STATE/log/STEP.NUMBER      the log of an attempt that wrote a lot of it
 STATE/work/                where steps work unless the task says otherwise
 STATE/runs/NAME/           the same of another run that was here before
 STATE/lock                 held by the one worker; a kernel lock, so a dead worker holds nothing
-RUNTIME/                   sockets; gone with the machine
+STATE/ended                how systemd saw the last worker end
+RUNTIME/                   sockets, and what is known of the attempts that run; gone when the service is stopped
 """
 
 import contextlib
@@ -67,11 +68,28 @@ class Places(NamedTuple):
     def log(self, step: str, number: int) -> str:
         return f"{self.root}/log/{step}.{number}"
 
+    def log_part(self, slot: int) -> str:
+        """Where the log of the step in a slot grows."""
+        return f"{self.root}/log/.part-{slot}"
+
     def notify(self, slot: int) -> str:
         return f"{self.runtime}/notify.{slot}"
 
     def note(self, slot: int) -> str:
         return f"{self.runtime}/note.{slot}"
+
+    def report(self, slot: int, program: int) -> str:
+        """Where a program in a slot leaves how it has ended."""
+        return f"{self.runtime}/report.{slot}.{program}"
+
+    def memo(self, slot: int) -> str:
+        """What a worker to come should know of the attempt in a slot."""
+        return f"{self.runtime}/memo.{slot}"
+
+    @property
+    def seen(self) -> str:
+        """A file whose time says when the worker last looked around."""
+        return f"{self.runtime}/seen"
 
     def credentials(self, slot: int) -> str:
         return f"{self.runtime}/credentials.{slot}"
@@ -163,6 +181,22 @@ def runtime(root: str) -> str:
             return file.read()[len(_AT_WORK) :].rstrip(b"\n").decode()
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def ended(root: str) -> str:
+    """Return how systemd saw the last worker end, if that was no good end; it is told but once.
+
+    The unit has it written down: $SERVICE_RESULT, $EXIT_CODE and $EXIT_STATUS of systemd.exec(5).
+    """
+    path = f"{root}/ended"
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            result, code, status = file.read().split()
+        os.unlink(path)
+    except (OSError, ValueError):
+        return ""
+    how = f"exit status {status}" if code == "exited" else f"SIG{status}"
+    return "" if result == "success" else f"{result}, {how}"
 
 
 def leave(held: Lock) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DESCRIBED, _STACK_LINES = 16, 8
-_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 # Python ignores these two; a step starts with the defaults, as a service does.
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -21,12 +21,19 @@ class SpawnError(Exception):
     """The program could not be started; the message says why."""
 
 
-class Child(NamedTuple):
-    """A process that was just spawned, and our ends of its pipes."""
+class Pipes(NamedTuple):
+    """Our ends of the pipes of a step; `kept`: they stay open for the next one, so they never come to an end."""
 
-    pid: int
     stdout: int
     stderr: int
+    kept: bool = False
+
+
+class Child(NamedTuple):
+    """A process that was just spawned."""
+
+    pid: int
+    pipes: Pipes
 
 
 class Found(NamedTuple):
@@ -65,37 +72,56 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Child:
     The child has our pipes as standard output and error and no other descriptor of ours.
     Raises SpawnError when the program or the folder is not there or may not be used.
     """
-    program = find_program(argv[0], env.get("PATH", _DEFAULT_PATH), cwd)
+    program = find_program(argv[0], env.get("PATH", DEFAULT_PATH), cwd)
     out_read, out_write = os.pipe2(os.O_CLOEXEC)
     err_read, err_write = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid = launch(program, argv, env, cwd, out_write, err_write)
+    except SpawnError:
+        os.close(out_read)
+        os.close(err_read)
+        raise
+    finally:
+        os.close(out_write)
+        os.close(err_write)
+    os.set_blocking(out_read, False)
+    os.set_blocking(err_read, False)
+    return Child(pid, Pipes(out_read, err_read))
+
+
+def launch(
+    program: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    stdout: int,
+    stderr: int,
+    stdin: int | None = None,
+) -> int:
+    """Start `program` as `spawn` does, with these descriptors; return its pid.  Raises SpawnError."""
+    from_null = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
     here = os.open(".", os.O_PATH | os.O_CLOEXEC)
     try:
-        os.chdir(cwd)  # posix_spawn(3) has no portable way for this, and we have but one thread
-        pid = os.posix_spawn(
+        os.chdir(cwd)  # posix_spawn(3) has no portable way for this, and we have but one thread that spawns
+        return os.posix_spawn(
             program,
             list(argv),
             dict(env),
             file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, out_write, 1),
-                (os.POSIX_SPAWN_DUP2, err_write, 2),
+                from_null if stdin is None else (os.POSIX_SPAWN_DUP2, stdin, 0),
+                (os.POSIX_SPAWN_DUP2, stdout, 1),
+                (os.POSIX_SPAWN_DUP2, stderr, 2),
             ],
             setsid=True,
             setsigmask=(),
             setsigdef=_RESET_SIGNALS,
         )
     except (OSError, ValueError) as exc:
-        os.close(out_read)
-        os.close(err_read)
-        raise SpawnError(_why(exc, program, cwd)) from exc
+        reason = (exc.strerror or "") if isinstance(exc, OSError) else str(exc)
+        raise SpawnError(cannot_start(program, cwd, reason)) from exc
     finally:
-        os.close(out_write)
-        os.close(err_write)
         os.fchdir(here)
         os.close(here)
-    os.set_blocking(out_read, False)
-    os.set_blocking(err_read, False)
-    return Child(pid, out_read, err_read)
 
 
 def find_program(name: str, path: str, cwd: str) -> str:
@@ -109,12 +135,12 @@ def find_program(name: str, path: str, cwd: str) -> str:
     raise SpawnError(f"program '{name}' not found in PATH '{path}'")
 
 
-def _why(exc: Exception, program: str, cwd: str) -> str:
+def cannot_start(program: str, cwd: str, reason: str) -> str:
+    """Return why `program` could not be started in `cwd`; `reason` is the system's word for it."""
     if not os.path.isdir(cwd):
         return f"cannot work in '{cwd}': no such folder"
     if not os.access(cwd, os.X_OK):
         return f"cannot work in '{cwd}': permission denied"
-    reason = exc.strerror if isinstance(exc, OSError) else str(exc)
     return f"cannot start '{program}': {reason}"
 
 
@@ -210,6 +236,25 @@ def has_marker(pid: int, marker: bytes) -> bool:
             return marker in file.read().split(b"\0")
     except OSError:
         return False  # gone, or another user's
+
+
+def look_at(pids: Iterable[int]) -> list[Found]:
+    """Return those of these processes that have not ended."""
+    return [found for pid in pids if (found := _look(pid)) is not None]
+
+
+def lives(pid: int) -> bool:
+    """Return whether process `pid` has not ended."""
+    return pid > 0 and _look(pid) is not None
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process with one thread; empty if the kernel does not tell."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            return list(map(int, file.read().split()))
+    except OSError:
+        return []
 
 
 def processes() -> list[Found]:

@@ -3,7 +3,7 @@
 check (where an earlier attempt was cut off) ─► before ─► the step's own ─► expect ─► after
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from worker.decide import Effect
 from worker.errors import TEMPORARY
@@ -41,6 +41,19 @@ class Programs:
     def left(self) -> bool:
         return bool(self._left)
 
+    def memo(self) -> list[Any]:
+        """Return what `resume` needs."""
+        return [self.effect, self.found, len(self._left)]
+
+    def resume(self, memo: list[Any]) -> Program:
+        """Return the program that runs, according to another worker's `memo`; those behind it are still to come."""
+        self.effect, self.found, left = memo
+        if self.found:
+            self._skip_own()
+        place = len(self._left) - int(left)
+        program, self._left = self._left[place - 1], self._left[place:]
+        return program
+
     def next(self) -> Program:
         """Return the next one, which is to be started now."""
         return self._left.pop(0)
@@ -49,13 +62,20 @@ class Programs:
         if program.own:
             self.effect = "open"
 
+    def not_started(self, program: Program) -> None:
+        if program.own:
+            self.effect = "none"
+
     def ended(self, program: Program, status: int | None, by_itself: bool) -> None:
         """Note an exit status, which is the program's own word if nobody made it end."""
         if program.own and status is not None and (status == TEMPORARY or (status > 0 and by_itself)):
             self.effect = "refused"
         elif program.name == CHECK and status == 0 and by_itself:
             self.found = True
-            self._left = [other for other in self._left if other.name not in ("before", "")]
+            self._skip_own()
+
+    def _skip_own(self) -> None:
+        self._left = [other for other in self._left if other.name not in ("before", "")]
 
 
 def _programs(step: Step, output: str, ask_first: bool) -> list[Program]:

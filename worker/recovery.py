@@ -30,22 +30,24 @@ def end_leftovers(rows: Iterable[Row], places: Places, wait: Callable[[float], N
 
 
 def judge_unclosed(
-    rows: Iterable[Row], plan: Plan, board: Board, boot: str, stopped: bool, worker: str
+    rows: Iterable[Row], plan: Plan, board: Board, boot: str, stopped: bool, worker: str, ended: str
 ) -> list[tuple[Verdict, Ending]]:
     """Return how the attempts that no worker closed are to be closed.
 
     After a reboot, and after a stop that the disk was too full to record (`stopped`), that costs the step
     nothing; where the worker died it counts, so that a step which takes the worker down with it does not
-    do so for ever.  `worker` is our name in the rows: the others were another one's, who has lost them.
+    do so for ever.  `worker` is our name in the rows: the others were another one's, who has lost them.  `ended`
+    says how the last worker ended, if that is known.
     """
     found = []
     for row in rows:
         step = plan.by_id.get(row.step)
         mine = row.worker == worker
         reason = "lease" if not mine else "reboot" if row.boot != boot else "stop" if stopped else "worker"
-        end = End(
-            None, interrupted_by=reason, effect="open", why="" if mine else f"its worker {row.worker} was not heard of"
-        )
+        why = "" if mine else f"its worker {row.worker} was not heard of"
+        if reason == "worker" and ended:
+            why = f"the worker died with it ({ended})"
+        end = End(None, interrupted_by=reason, effect="open", why=why)
         retry, redo = (step.task.retry, step.task.redo) if step else (Retry(), "always")
         verdict = decide.judge(end, board.progress(row.step), retry, 0.0, redo)
         found.append((verdict, decide.ending(row.step, row.number, verdict, None, clock.wall())))

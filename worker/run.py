@@ -5,7 +5,6 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 """
 
 import contextlib
-import functools
 import json
 import math
 import signal
@@ -20,19 +19,19 @@ from worker import (
     environment,
     ledger,
     process,
-    recovery,
     status,
 )
 from worker import board as boards
 from worker.attempt import Attempt
 from worker.board import Board
 from worker.broker import Broker
+from worker.cgroup import Tree
 from worker.checkpoint import Keeper
 from worker.config import Config
 from worker.crew import Crew, Ended
 from worker.decide import Verdict
 from worker.disk import Disk, Stopped
-from worker.errors import OK, STEP_FAILED, WORK_LEFT
+from worker.errors import OK, STEP_FAILED, WORK_LEFT, AgentError
 from worker.events import Events, Signals
 from worker.folder import Places
 from worker.journal import NOTICE, WARNING, Journal
@@ -40,7 +39,9 @@ from worker.ledger import Claim, Ending, Ledger, Server
 from worker.peers import Peers
 from worker.plan import Plan
 from worker.results import Results
+from worker.slots import Slots
 from worker.standing import Standing
+from worker.succession import Predecessor, Succession
 from worker.systemd import Notifier
 from worker.tasklist import Tasklist
 from worker.watchdog import Watchdog
@@ -69,26 +70,28 @@ class Run:
         journal: Journal,
         notifier: Notifier,
         environ: Mapping[str, str],
-        stopped_before: bool,
+        before: Predecessor,
     ) -> None:
-        """`stopped_before`: the last worker ended in order, so no step died because it did."""
-        self._stopped_before = stopped_before
         self._list = Tasklist(settings, places.secrets, journal)
         self._places = places
         self._journal = journal
         self._notifier = notifier
+        self._before = before
         self._hangup_stops = "NOTIFY_SOCKET" not in environ  # a closed terminal, not `systemctl reload`
         self._boot = clock.boot_id()
         self._store = places.ledger if settings.ledger is None else "the ledger"
         self._events = Events()
         self._running: dict[str, Attempt] = {}
-        self._watchdog = Watchdog(self._events, notifier, self._running)
-        self._disk = Disk(journal, self._watchdog.wait, lambda: self._stopping)
+        self._slots = Slots(places, notifier, Tree.find(environ), before.stored)
+        self._watchdog = Watchdog(self._events, notifier, self._running, self._slots.looked)
+        self._disk = Disk(journal, self._watchdog.wait, lambda: self._stopping or self._leaving)
         self._stopping = False
+        self._leaving = False  # the next worker is about to start, and goes on with what runs
         self._ledger = self._reached(store)
         self._results = Results(self._ledger, places, self._disk, journal)
         base = environment.inherited(environ)
-        self._crew = Crew(self._running, places, journal, self._events, self._disk, self._ledger, self._results, base)
+        crew = (places, journal, self._events, self._disk, self._ledger, self._results, self._slots, base)
+        self._crew = Crew(self._running, *crew)
         self._keeper = Keeper(places.checkpoint, places.run, self._ledger, journal)
         self._broker = Broker(self._ledger.effects, self._persist, self._vouches, self._on_effect, self._settled)
         self._broker.changed = self._keeper.changed
@@ -96,13 +99,17 @@ class Run:
         self._reload = False
         self._began = clock.monotonic()
         self._standing = Standing(steps, self._ledger, self._persist)
+        self._succession = Succession(
+            self._standing, self._crew, self._slots, self._ledger, places, self._results, journal,
+            self._persist, self._watchdog.wait, self._tell, self._boot, before,
+        )  # fmt: skip
         self._peers = self._others(settings.lease) if store.shared else None
         if self._peers is not None:
             self._disk.meanwhile = self._peers.renew
 
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
-        numbers = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        numbers = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
         signals = Signals(self._events, numbers, self._on_signal)
         server = control.Server(self._places.control, self._events, self.snapshot, self._broker)
         try:
@@ -110,25 +117,37 @@ class Run:
             self._begin()
             finished: str | None = None
             while finished is None:
-                finished = self._turn()
+                finished = "left" if self._leaving else self._turn()
                 if finished is not None:
                     self._conclude(finished)
                     # Work may have been dropped in while that was written down.
-                    if finished != "stopped" and self._more_to_do():
+                    if finished not in ("stopped", "left") and self._more_to_do():
                         finished = None
+            if finished != "left":
+                self._crew.close()
             return self._exit_status(finished)
-        except Stopped:  # nothing can be written, but the steps have their time to end
-            until = clock.monotonic() + STOP_GRACE
-            while clock.monotonic() < until and not all(attempt.over for attempt in self._running.values()):
-                self._watchdog.wait(until)
-            self._conclude("stopped")
-            return self._exit_status("stopped")
-        finally:
+        except Stopped:
+            return self._give_up()
+        except (AgentError, OSError):  # no other worker will be started
             self._crew.close()
+            raise
+        finally:
+            self._crew.leave()
             server.close()
             signals.close()
             if self._peers is not None:
                 self._ledger.close()  # its thread; the caller opened the ledger and closes it
+
+    def _give_up(self) -> int:
+        """End although nothing can be written; the steps have their time to end, unless they outlive us."""
+        until = clock.monotonic() + STOP_GRACE
+        while not self._leaving and clock.monotonic() < until and self._crew.at_work():
+            self._watchdog.wait(until)
+        finished = "left" if self._leaving else "stopped"
+        self._conclude(finished)
+        if not self._leaving:
+            self._crew.close()
+        return self._exit_status(finished)
 
     @property
     def _board(self) -> Board:
@@ -149,6 +168,7 @@ class Run:
         self._hear_peers()
         for attempt in [attempt for attempt in self._crew.over() if attempt.lost]:
             self._crew.dismiss(attempt)
+            self._broker.ended(attempt.step.id)
             self._read_all()
         endings = [self._settle(attempt) for attempt in self._crew.over()]
         upcoming = decide.Next([]) if self._stopping else self._decide()
@@ -172,7 +192,8 @@ class Run:
         settings = self._list.settings
         stop_for = [boards.FAILED] if settings.on_failure == "stop" else []
         stop_for += [boards.UNKNOWN] if settings.on_unknown == "stop" else []
-        strangers = sum(step not in self._plan.by_id for step in self._running)  # taken off the list meanwhile
+        # Taken off the list meanwhile.
+        strangers = sum(step not in self._plan.by_id and not a.over for step, a in self._running.items())
         slots = settings.concurrency - strangers
         spare = self._peers.spare if self._peers else 0
         return decide.next_steps(self._board, slots, clock.monotonic(), stop_for, spare)
@@ -190,6 +211,9 @@ class Run:
         """
         endings = [entry.ending for entry in ended]
         recorded = self._persist(lambda: self._ledger.record(endings, claims, most))
+        for entry in ended:
+            self._crew.dismiss(entry.attempt)
+            self._broker.ended(entry.ending.step)
         for attempt, verdict, ending, found, again in ended:
             if ending.step in recorded.lost:
                 self._discard(ending)
@@ -284,7 +308,8 @@ class Run:
         if self._peers is not None and clock.monotonic() >= self._look_at():
             orphans = self._peers.hear(self._on_awaited)
             self._broker.look_again()
-            self._close_unclosed(orphans)
+            if self._succession.close(orphans):
+                self._keeper.changed()
 
     def _look_at(self) -> float:
         return self._peers.due_at(not self._running) if self._peers is not None else math.inf
@@ -332,39 +357,18 @@ class Run:
         self._persist(lambda: self._ledger.note(facts))
         if "counted_from" in facts:
             found = self._standing.read()
-        self._close_unclosed(found.unclosed)
+        unbegun, closing = self._succession.enter(found.unclosed)
+        if self._succession.close(closing):
+            self._keeper.changed()
+        self._broker.inherit(self._succession.claims())
         self._outcomes.effect("skipped", self._board.count(boards.DONE))
         self._announce(found)
-        self._know_again(found.gone)
-
-    def _know_again(self, gone: list[ledger.Row]) -> None:
-        """Record what a step that is no longer in the list has done, or perhaps done, under the same key."""
-        for row, verdict, claim, ending in list(recovery.renamed(self._plan, self._board, gone, self._places.run)):
-            if verdict.outcome == ledger.DONE:
-                ending = ending._replace(output=self._results.copy(row, ending.step), output_size=row.output_size)
-            if not self._persist(functools.partial(self._ledger.record, [], [claim], 1)).claims:
-                continue  # another worker was quicker
-            self._persist(functools.partial(self._ledger.record, [ending], [], 0))
-            self._standing.mark(ending, claim.definition)
-            self._tell(ending.step, ending.number, verdict)
-
-    def _close_unclosed(self, rows: list[ledger.Row]) -> None:
-        """Close attempts that died with their worker, after ending what is left of their processes."""
-        for name in recovery.end_leftovers(rows, self._places, self._watchdog.wait):
-            self._journal.event("leftovers", f"ended {name}, left by a dead worker", priority=NOTICE)
-        worker = self._ledger.worker
-        closed = recovery.judge_unclosed(rows, self._plan, self._board, self._boot, self._stopped_before, worker)
-        if not closed:
-            return
-        lost = self._persist(lambda: self._ledger.record([ending for _, ending in closed], [], 0)).lost
-        closed = [entry for entry in closed if entry[1].step not in lost]
-        definitions = {row.step: row.definition for row in rows}
-        for verdict, ending in closed:
-            self._standing.mark(ending, definitions[ending.step])
-            self._tell(ending.step, ending.number, verdict)
-        self._keeper.changed()
+        self._succession.begin(unbegun)
+        self._succession.know_again(found.gone)
 
     def _announce(self, found: boards.Replay) -> None:
+        if self._before.ended:
+            self._journal.event("state", f"the last worker was not well: {self._before.ended}", priority=NOTICE)
         news = status.opening(self._places.run, self._board, self._places.root)
         if news is not None:
             self._journal.event(news.event, news.text, priority=news.priority)
@@ -389,7 +393,7 @@ class Run:
         steps = self._list.read_again(lambda plan: self._persist(lambda: self._ledger.enlist(plan.listing())))
         if steps is not None:
             self._standing.plan = steps
-            self._know_again(self._read_all().gone)
+            self._succession.know_again(self._read_all().gone)
             facts = {"state": "running", "total": str(self._board.total)}
             self._persist(lambda: self._ledger.note(facts))
             self._journal.event("reloaded", f"the configuration was read again: {self._board.total} steps")
@@ -397,7 +401,7 @@ class Run:
 
     def _conclude(self, finished: str) -> None:
         """Write down how the run stands, and say so."""
-        if finished != "stopped":
+        if finished not in ("stopped", "left"):
             with contextlib.suppress(Stopped):
                 facts = {"state": finished, "outcomes": json.dumps(self._outcomes.counts)}
                 self._persist(lambda: self._ledger.note(facts))
@@ -421,6 +425,11 @@ class Run:
                 attempt.on_exits(ended, now)
         elif number == signal.SIGHUP and not self._hangup_stops:
             self._reload = True
+        elif self._leaving:
+            pass  # the SIGTERM that comes with it
+        elif number == signal.SIGUSR1 and self._slots.live and not self._stopping:
+            self._leaving = True
+            self._notifier.stopping("another worker takes over", _EXIT_GRACE)
         elif self._stopping:
             for attempt in self._running.values():
                 attempt.kill()

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from worker.task import Task
 
@@ -48,9 +48,16 @@ class NotifySocket:
     Each attempt has one of its own, so a message belongs to the step that knows the path.
     """
 
-    def __init__(self, path: str) -> None:
-        """Bind the socket at `path`, replacing what a dead worker left there.  Raises OSError."""
+    def __init__(self, path: str, fd: int | None = None) -> None:
+        """Bind the socket at `path`, replacing what a dead worker left there.  Raises OSError.
+
+        With `fd` it is that socket, which an earlier worker has bound there.
+        """
         self.path = path
+        if fd is not None:
+            self._socket = socket.socket(fileno=fd)
+            self._inode = os.stat(path).st_ino
+            return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -182,6 +189,16 @@ class Limits:
         self.own = own
         self._sign = self._beat = self._progress = now
 
+    def memo(self) -> list[Any]:
+        """Return what `resume` needs, times on the monotonic clock; inf, which JSON has no number for, as null."""
+        timeout_at = None if self._timeout_at == math.inf else self._timeout_at
+        return [timeout_at, self._sign, self._beat, self._progress, self.own]
+
+    def resume(self, memo: list[Any]) -> None:
+        """Go on from another worker's `memo` of the same boot."""
+        timeout_at, self._sign, self._beat, self._progress, self.own = memo
+        self._timeout_at = math.inf if timeout_at is None else timeout_at
+
     def park(self, parked: bool, now: float) -> None:
         """Suspend the limits on silence, or begin them anew."""
         if self.parked and not parked:
@@ -239,3 +256,41 @@ class Limits:
 
 def _or_never(seconds: float | None) -> float:
     return math.inf if seconds is None else seconds
+
+
+class Said:
+    """What a step has said of itself so far."""
+
+    def __init__(self) -> None:
+        self.status_text: str | None = None
+        self.progress = 0.0
+        self.progress_text = ""
+        self.spend = 0.0
+        self.retry_after: float | None = None
+
+    def take(self, sign: Sign, limits: Limits, best: float, now: float) -> None:
+        """Note one message, also as a sign of life; `best`: the furthest progress of earlier attempts."""
+        if sign.beat:
+            limits.beat(now)
+        if sign.status is not None:
+            limits.sign(now)
+            self.status_text = sign.status
+        if sign.progress is not None:
+            self.progress_text = sign.progress_text
+            if sign.progress > max(self.progress, best):
+                limits.progress(now)
+            self.progress = max(self.progress, sign.progress)
+        if sign.spend is not None:
+            self.spend += sign.spend
+        if sign.retry_after is not None:
+            self.retry_after = sign.retry_after
+        if sign.extend is not None:
+            limits.extend(now, sign.extend)
+
+    def memo(self) -> list[Any]:
+        """Return what `resume` needs."""
+        return [self.status_text, self.progress, self.progress_text, self.spend, self.retry_after]
+
+    def resume(self, memo: list[Any]) -> None:
+        """Be what another worker's `memo` says."""
+        self.status_text, self.progress, self.progress_text, self.spend, self.retry_after = memo

@@ -6,21 +6,28 @@ list of many short steps would feel it.
 
 import contextlib
 import errno
+import hashlib
 import os
 from collections.abc import Sequence
 
 from worker.folder import Places
+from worker.output import Spool
+from worker.shelter import Shelter
 from worker.signs import NotifySocket
 
 
 class Slot:
-    """Holds a notify socket, the name of the output that is being written, a spare folder between steps."""
+    """Holds a notify socket, the files into which output and log are written, a spare folder between steps.
 
-    def __init__(self, number: int, places: Places) -> None:
-        """Bind the slot's socket.  Raises OSError."""
+    `shelter` is there where a step can outlive the worker.
+    """
+
+    def __init__(self, number: int, places: Places, socket: NotifySocket, shelter: Shelter | None = None) -> None:
         self.number = number
-        self.socket = NotifySocket(places.notify(number))
-        self.part = places.part(number)
+        self.socket = socket
+        self.shelter = shelter
+        self.output = Spool(places.part(number))
+        self.log = Spool(places.log_part(number))
         self._spare = places.state(f".spare-{number}")
         self._credentials = places.credentials(number)
         self._source = places.secrets
@@ -34,6 +41,8 @@ class Slot:
             os.makedirs(os.path.dirname(self.socket.path), mode=0o700, exist_ok=True)
             gone, self.socket = self.socket, NotifySocket(self.socket.path)
             gone.close(unlink=False)
+            if self.shelter is not None:
+                self.shelter.keep_socket(self.socket.fileno())
         if os.path.isdir(folder):
             return
         try:
@@ -59,9 +68,13 @@ class Slot:
         return self._credentials
 
     def clear(self, folder: str) -> None:
-        """Take an empty folder back, and forget messages that came too late; what a step keeps stays."""
+        """Take an empty folder back, and forget what the step said and wrote; what it keeps stays."""
         for _late in self.socket.receive():
             pass
+        self.output.restart()
+        self.log.restart()
+        if self.shelter is not None:
+            self.shelter.forget()
         _remove_tree(self._credentials)
         with contextlib.suppress(OSError):
             if not os.listdir(folder):
@@ -69,11 +82,20 @@ class Slot:
 
     def close(self) -> None:
         """Remove the socket, the spare folder and the file of an output that never was."""
-        self.socket.close()
+        self.leave()
+        for path in (self.socket.path, self.output.path, self.log.path):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         with contextlib.suppress(OSError):
             os.rmdir(self._spare)
-        with contextlib.suppress(OSError):
-            os.unlink(self.part)
+
+    def leave(self) -> None:
+        """Close what is ours, and leave everything where it is for the next worker."""
+        self.socket.close(unlink=False)
+        self.output.close()
+        self.log.close()
+        if self.shelter is not None:
+            self.shelter.close()
 
 
 def _remove_tree(folder: str) -> None:
@@ -81,3 +103,13 @@ def _remove_tree(folder: str) -> None:
         import shutil  # for the few steps that have secrets
 
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def saved(folder: str) -> str:
+    """Return what changes when a step saves something in its own folder: a digest of names, sizes and times."""
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted((e.name, (s := e.stat(follow_symlinks=False)).st_size, s.st_mtime_ns) for e in entries)
+    except OSError:
+        found = []
+    return hashlib.blake2b(os.fsencode(repr(found)), digest_size=16).hexdigest() if found else ""

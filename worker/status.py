@@ -50,7 +50,8 @@ def opening(run: str, board: Board, root: str) -> News | None:
     done, total = board.count(boards.DONE), board.total
     if done == total:
         return None
-    text = f"run {run}: {total} steps, {done} done; {'going on' if done else 'starting'} (state in {root})"
+    begun = done or board.count(boards.RUNNING)
+    text = f"run {run}: {total} steps, {done} done; {'going on' if begun else 'starting'} (state in {root})"
     return News("run-started", text, INFO)
 
 
@@ -92,10 +93,12 @@ def effect(step: str, key: str, outcome: str) -> News:
 
 
 def closing(finished: str, run: str, board: Board, attempts: int, took: float, outcomes: Outcomes) -> News:
-    """Return the last line of a worker's life: `finished` is "done", "failed" or "stopped"."""
+    """Return the last line of a worker's life: `finished` is "done", "failed", "stopped" or "left"."""
     counts = f"{board.count(boards.DONE)} of {board.total} steps done"
     if finished == "stopped":
         return News("run-stopped", f"run {run}: stopped, {counts}", NOTICE)
+    if finished == "left":
+        return News("run-left", f"run {run}: {counts}; the next worker goes on with what runs", NOTICE)
     if finished == "failed":
         text = f"run {run}: failed, {counts}, {board.count(boards.FAILED)} failed for good"
         if board.count(boards.UNKNOWN):
@@ -135,8 +138,8 @@ def snapshot(
             "step": attempt.step.id,
             "attempt": attempt.number,
             "since": clock.stamp(attempt.started_wall),
-            "status": attempt.status_text,
-            "progress": attempt.progress_text or None,
+            "status": attempt.said.status_text,
+            "progress": attempt.said.progress_text or None,
             "pid": attempt.pid,
             "last_sign_age": age,
         }

@@ -7,15 +7,16 @@ import contextlib
 import fcntl
 import functools
 import os
+from collections.abc import Callable
+from typing import Any
 
 from worker.disk import FULL
 from worker.events import Events
 from worker.journal import ERROR, INFO, NOTICE, Journal, Ration
 from worker.lines import Lines
-from worker.output import Spool
-from worker.process import Child
+from worker.output import CHUNK, Spool
+from worker.process import Pipes
 
-_CHUNK = 256 * 1024
 _PIPE_SMALL = 64 * 1024  # what a pipe holds unless told otherwise (pipe(7))
 # What is read at most from a pipe once the step has ended; more than any pipe holds (pipe(7)).
 _DRAIN_MAX = 16 * 1024 * 1024
@@ -25,10 +26,11 @@ _RETRY_DISK = 1.0
 class _Stream:
     """One pipe."""
 
-    __slots__ = ("fd", "lines", "priority", "skipped", "spool")
+    __slots__ = ("begun", "fd", "lines", "priority", "skipped", "spool")
 
     def __init__(self, fd: int, spool: Spool, priority: int) -> None:
         self.fd = fd
+        self.begun = spool.size  # where in the spool the line begins that is not complete yet
         self.skipped = 0  # lines that the journal does not have
         self.spool = spool
         self.lines = Lines()
@@ -52,24 +54,51 @@ class Streams:
         self._journal = journal
         self._ration = Ration(events.now)
         self._open: list[_Stream] = []
+        self._kept = False
 
-    def attach(self, child: Child, result: bool) -> None:
-        """Read from `child`; its standard output is the step's result if `result`, else part of the log."""
+    def attach(self, pipes: Pipes, result: bool) -> None:
+        """Read from `pipes`; the first of them is the step's result if `result`, else part of the log."""
         spool, priority = (self.output, INFO) if result else (self.log, NOTICE)
-        self._open = [_Stream(child.stdout, spool, priority), _Stream(child.stderr, self.log, NOTICE)]
+        self._open = [_Stream(pipes.stdout, spool, priority), _Stream(pipes.stderr, self.log, NOTICE)]
+        self._kept = pipes.kept
         for stream in self._open:
             self._watch(stream)
 
     def drain(self) -> None:
-        """Take what is still in the pipes, a full disk or not: it is little.  Then close them."""
+        """Take what is still in the pipes, a full disk or not: it is little.  Then let go of them."""
         for stream in self._open:
-            for _ in range(_DRAIN_MAX // _CHUNK):
-                if stream.fd < 0 or not self._read(stream):
+            for _ in range(_DRAIN_MAX // CHUNK):
+                if stream.fd < 0 or not self._drain(stream):
                     break
             if stream.fd >= 0:
                 self._close(stream)
             self._skipped[id(stream.spool)] += stream.skipped
         self._open = []
+
+    def _drain(self, stream: _Stream) -> bool:
+        try:
+            return self._take(stream, stream.spool.take)
+        except OSError:
+            return self._take(stream, stream.spool.absorb)
+
+    # -- a worker's end
+
+    def memo(self) -> dict[str, Any]:
+        """Return what the next worker needs to go on: where the journal has got to."""
+        skipped = self._skipped[id(self.output)], self._skipped[id(self.log)]
+        return {"skipped": skipped, "open": [(stream.begun, stream.skipped) for stream in self._open]}
+
+    def resume(self, memo: dict[str, Any]) -> None:
+        """Go on, after `attach`, from what an earlier worker's `memo` says; its spools are resumed."""
+        self._skipped[id(self.output)], self._skipped[id(self.log)] = memo["skipped"]
+        for stream, (begun, skipped) in zip(self._open, memo["open"], strict=False):
+            stream.skipped = skipped
+            if stream is not self._open[0] and stream.spool is self._open[0].spool:
+                break  # both are in one file
+            stream.begun = place = min(begun, stream.spool.size)
+            while data := stream.spool.read(place, CHUNK):
+                self._pass_on(stream, data, place)
+                place += len(data)
 
     def close(self, done: bool) -> None:
         """Say how many lines the journal does not have, and where they are."""
@@ -90,8 +119,9 @@ class Streams:
         """Try to write what the disk did not take; return whether everything is written now."""
         self._retry_at = now + _RETRY_DISK
         try:
-            self.output.retry()
-            self.log.retry()
+            for stream in self._open:
+                if stream.fd >= 0:
+                    self._take(stream, stream.spool.take)
         except OSError:
             return False
         self.held_since = None
@@ -120,13 +150,27 @@ class Streams:
         self._events.watch(stream.fd, functools.partial(self._read, stream))
 
     def _read(self, stream: _Stream) -> bool:
+        try:
+            return self._take(stream, stream.spool.take)
+        except OSError as exc:
+            self._hold(exc, stream)
+            return False
+
+    def _take(self, stream: _Stream, take: Callable[[int], bytes | None]) -> bool:
         """Take one chunk, so that a step which prints without end leaves the loop its turn.
 
-        Return whether there may be more.
+        Return whether there may be more.  Raises OSError if the disk is full.
         """
+        place = stream.spool.size
         try:
-            data = os.read(stream.fd, _CHUNK)
-        except BlockingIOError:
+            data = take(stream.fd)
+        except OSError as exc:
+            if exc.errno in FULL:
+                raise
+            stream.spool.abandon()
+            self.fault = f"its output could not be kept: {exc.strerror}: {stream.spool.path}"
+            data = stream.spool.absorb(stream.fd)
+        if data is None:
             return False
         if not data:
             self._close(stream)
@@ -134,19 +178,17 @@ class Streams:
         self.last_data = self._events.now
         if len(data) == _PIPE_SMALL:  # it was full: a step that prints this much gets a larger one
             with contextlib.suppress(OSError):
-                fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, _CHUNK)
+                fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, CHUNK)
+        self._pass_on(stream, data, place)
+        return True
+
+    def _pass_on(self, stream: _Stream, data: bytes, place: int) -> None:
+        """Let the journal have the lines of `data`, which begins at `place` in the spool."""
         lines, skipped = stream.lines.feed(data, self._ration.left(self._events.now))
         stream.skipped += skipped
         self._print(stream, lines)
-        try:
-            stream.spool.write(data)
-        except OSError as exc:
-            if exc.errno in FULL:
-                self._hold(exc, stream)
-            else:
-                stream.spool.abandon()
-                self.fault = f"its output could not be kept: {exc.strerror}: {stream.spool.path}"
-        return True
+        if lines or skipped:
+            stream.begun = place + data.rindex(b"\n") + 1
 
     def _print(self, stream: _Stream, lines: list[str]) -> None:
         self._ration.take(len(lines))
@@ -155,6 +197,7 @@ class Streams:
 
     def _close(self, stream: _Stream) -> None:
         self._events.forget(stream.fd)
-        os.close(stream.fd)
+        if not self._kept:
+            os.close(stream.fd)
         stream.fd = -1
         self._print(stream, stream.lines.end())

@@ -1,4 +1,4 @@
-"""The worker's line to systemd: readiness, watchdog, status.  Nothing else talks to PID 1.
+"""The worker's line to systemd: readiness, watchdog, status, stored descriptors.  Nothing else talks to PID 1.
 
 Outside a service, or where the sdnotify package is missing, every call does nothing.
 """
@@ -11,6 +11,7 @@ from typing import Any
 _STATUS_EVERY = 0.5
 # A socket that is full must not hold up a step; the next ping comes in a few seconds anyway.
 _SEND_TIMEOUT = 0.04
+_FIRST = 3  # SD_LISTEN_FDS_START
 
 
 class Notifier:
@@ -59,6 +60,21 @@ class Notifier:
         """Say that the configuration is being read again; `ready` ends it."""
         self._send("RELOADING=1")
 
+    def store(self, name: str, fd: int) -> None:
+        """Let systemd keep a copy of `fd` for the next life of this service (FDSTORE=1, sd_pid_notify_with_fds(3))."""
+        if self._socket is None:
+            return
+        import socket
+
+        try:
+            socket.send_fds(self._socket.socket, [f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0".encode()], [fd])
+        except OSError as exc:
+            self._warn(f"systemd does not take a descriptor ({exc}); this step will not outlive its worker")
+
+    def discard(self, name: str) -> None:
+        """Let systemd close its copies of that name."""
+        self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
     def _send(self, message: str) -> None:
         if self._socket is None:
             return
@@ -86,6 +102,17 @@ def _connect(environ: Mapping[str, str], warn: Callable[[str], None]) -> Any | N
         return None
     notifier.socket.settimeout(_SEND_TIMEOUT)
     return notifier
+
+
+def stored(environ: Mapping[str, str]) -> dict[str, int]:
+    """Return the descriptors that an earlier life has stored, by name; they are ours now (sd_listen_fds(3))."""
+    if environ.get("LISTEN_PID") != str(os.getpid()):
+        return {}
+    names = environ.get("LISTEN_FDNAMES", "").split(":")
+    found = {name: _FIRST + place for place, name in enumerate(names[: int(environ.get("LISTEN_FDS", "0"))])}
+    for fd in found.values():
+        os.set_inheritable(fd, False)
+    return found
 
 
 def watchdog_interval(environ: Mapping[str, str], pid: int, warn: Callable[[str], None]) -> float | None:

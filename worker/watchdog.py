@@ -6,7 +6,7 @@ here: the first thing afterwards is a ping, and no step is charged for the time.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from worker import clock
 from worker.attempt import Attempt
@@ -23,7 +23,15 @@ _SLICE_MIN, _SLICE_MAX = 0.25, 10.0
 class Watchdog:
     """Waits for events and keeps systemd's watchdog fed for as long as that is honest."""
 
-    def __init__(self, events: Events, notifier: Notifier, running: Mapping[str, Attempt]) -> None:
+    def __init__(
+        self,
+        events: Events,
+        notifier: Notifier,
+        running: Mapping[str, Attempt],
+        looked: Callable[[float], None] = lambda _now: None,
+    ) -> None:
+        """`looked` is told each time the loop has looked around."""
+        self._looked = looked
         self._events = events
         self._notifier = notifier
         self._running = running
@@ -50,6 +58,8 @@ class Watchdog:
         for attempt in list(self._running.values()):
             if now >= attempt.deadline():
                 attempt.tick(now)
+            attempt.save()
+        self._looked(now)
         self.ping(now)
 
     def ping(self, now: float) -> None:

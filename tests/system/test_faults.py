@@ -21,7 +21,8 @@ tasks:
     foreach: {range: 01-24}
     run: |
       case $AGENT_STEP.$AGENT_ATTEMPT in
-        s@04.1 | s@08.1 | s@12.1 | s@16.1) sleep 60 ;;
+        s@08.1 | s@12.1) sleep 60 ;;
+        s@04.1 | s@16.1) sleep 4 ;;
         s@20.*) sleep 5 ;;
       esac
       seq 1000
@@ -46,8 +47,8 @@ STEPS = [f"s@{n:02}" for n in range(1, 25)] + ["beats"] + [f"t@{n}" for n in ran
 
 def test_five_faults_and_a_power_cut_cost_one_step_each(agent: Machine) -> None:
     """
-    kill -9, stop, reboot, a hanging worker, a hanging step, a frozen machine, a crash: forty steps are
-    started forty times and once more for each event that lost the process; none is done twice.
+    Stop, reboot, a hanging step, a crash: forty steps are started forty times and once more for each event that
+    lost the process; kill -9 of the worker, a hanging worker and a frozen machine lose none; none is done twice.
     """
     service = Service(agent, FORTY)
     service.start()
@@ -55,7 +56,7 @@ def test_five_faults_and_a_power_cut_cost_one_step_each(agent: Machine) -> None:
     service.wait("step-started", "s@04")
     before = service.pid
     service.kill("SIGKILL")
-    service.wait("step-started", "s@04", attempt=2)
+    service.wait("step-adopted", "s@04")
     assert service.pid != before
 
     service.wait("step-started", "s@08")
@@ -71,7 +72,7 @@ def test_five_faults_and_a_power_cut_cost_one_step_each(agent: Machine) -> None:
 
     service.wait("step-started", "s@16")
     service.kill("SIGSTOP")
-    service.wait("step-started", "s@16", attempt=2)
+    service.wait("step-adopted", "s@16")
     assert agent.journal("--grep=Watchdog timeout", "-u", "agent")
 
     service.wait("step-started", "s@20")
@@ -90,7 +91,7 @@ def test_five_faults_and_a_power_cut_cost_one_step_each(agent: Machine) -> None:
 
     service.wait("run-done")
     starts, done = service.per_step("step-started"), service.per_step("step-done")
-    lost = ["s@04", "s@08", "s@12", "s@16", "beats", "t@34"]
+    lost = ["s@08", "s@12", "beats", "t@34"]
     assert starts == {step: 2 if step in lost else 1 for step in STEPS}
     assert done == dict.fromkeys(STEPS, 1)
     whole = "".join(f"{n}\n" for n in range(1, 1001))
@@ -105,7 +106,7 @@ def test_five_faults_and_a_power_cut_cost_one_step_each(agent: Machine) -> None:
             "ActiveState": "inactive",
             "Result": "success",
         }
-    assert sum(service.per_step("step-started").values()) == 46
+    assert sum(service.per_step("step-started").values()) == 44
 
 
 def test_a_pause_longer_than_every_limit_is_not_charged_to_a_step(agent: Machine) -> None:

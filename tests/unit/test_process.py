@@ -15,9 +15,9 @@ ENV = {"PATH": "/usr/bin:/bin"}
 
 
 def finish(child: process.Child) -> tuple[int, bytes, bytes]:
-    os.set_blocking(child.stdout, True)
-    os.set_blocking(child.stderr, True)
-    with open(child.stdout, "rb") as out, open(child.stderr, "rb") as err:
+    os.set_blocking(child.pipes.stdout, True)
+    os.set_blocking(child.pipes.stderr, True)
+    with open(child.pipes.stdout, "rb") as out, open(child.pipes.stderr, "rb") as err:
         written = out.read(), err.read()
     _pid, status = os.waitpid(child.pid, 0)
     return os.waitstatus_to_exitcode(status), *written
@@ -106,10 +106,10 @@ child = process.spawn(["/bin/sh", "-c", '''
   echo up
   exec sleep 1000
 '''], {"PATH": "/usr/bin:/bin", "STATE_DIRECTORY": "/x/steps/a"}, "/")
-os.set_blocking(child.stdout, True)
+os.set_blocking(child.pipes.stdout, True)
 said = b""
 while not all(word in said for word in (b"up", b"deep", b"gone")):
-    said += os.read(child.stdout, 100)
+    said += os.read(child.pipes.stdout, 100)
 found = process.family(child.pid, b"STATE_DIRECTORY=/x/steps/a")
 print(len(found), flush=True)
 if sys.argv[1] == "leader-first":

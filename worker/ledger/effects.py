@@ -56,7 +56,7 @@ class Effects(Protocol):
         """
 
     def renew(self, key: str, token: int, lease: float) -> bool:
-        """Extend a claim; return False if it is no longer ours."""
+        """Extend a claim, which an earlier life of ours may have granted; return False if it is no longer ours."""
 
     def commit(self, key: str, token: int, result: bytes | None, size: int) -> bool:
         """Store the result and the committed mark; return False, nothing changed, if the token is not the newest.

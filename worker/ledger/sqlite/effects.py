@@ -70,8 +70,11 @@ class SqliteEffects:
         return Answer(GRANTED if found is None else TAKEN_OVER, mine)
 
     def renew(self, key: str, token: int, lease: float) -> bool:
-        with errors():
-            return self._mine(key, token) is not None
+        with transaction(self._db):
+            mine = self._mine(key, token)
+            if mine is not None and mine.worker not in ("", self._me):
+                self._put(mine._replace(worker=self._me))  # granted by the worker before, to a step that goes on
+        return mine is not None
 
     def commit(self, key: str, token: int, result: bytes | None, size: int) -> bool:
         with transaction(self._db):

@@ -1,0 +1,313 @@
+"""Live restore on a real systemd: a worker that dies, hangs or is replaced takes no step with it."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+
+import pytest
+
+from tests.system.machine import Machine
+from tests.system.service import Service
+
+pytestmark = pytest.mark.system
+
+# How often the worker is killed; each of them costs half a second.
+KILLS = int(os.environ.get("AGENT_KILLS", "8"))
+NO_LIMIT = "[Unit]\nStartLimitBurst=1000\n[Service]\nWatchdogSec=2s\nTimeoutAbortSec=1s\n"
+
+# Each step writes down that it was started, and prints its lines in one to five seconds.
+STEPS = max(24, 2 * KILLS)
+RUN = f"""
+run: restored
+concurrency: 3
+defaults: {{retry: {{attempts: 1}}}}
+tasks:
+  - id: s
+    foreach: {{range: 101-{100 + STEPS}}}
+    before: 'true'
+    run: |
+      echo "$AGENT_STEP" >>../started
+      for line in $(seq 100); do echo "$AGENT_STEP $line"; sleep 0.0$((AGENT_ITEM % 5 + 1)); done
+      echo "$AGENT_STEP said this" >&2
+    after: echo "$AGENT_STEP" >>../after
+"""
+
+
+def check_run(service: Service) -> None:
+    """Each step was started, ended and committed once, and none of its lines is missing."""
+    m = service.machine
+    every = [f"s@{n}" for n in range(101, 101 + STEPS)]
+    assert sorted(m.read("/var/lib/agent/started").split()) == every
+    assert sorted(m.read("/var/lib/agent/after").split()) == every
+    assert service.per_step("step-done") == dict.fromkeys(every, 1)
+    assert service.events("step-interrupted") == []
+    for step in every:
+        assert m.read(f"/var/lib/agent/out/{step}") == "".join(f"{step} {n}\n" for n in range(1, 101))
+
+
+def test_killed_again_and_again_no_step_is_done_twice(agent: Machine) -> None:
+    """
+    kill -9 of the worker at any moment costs no step and no line.
+    """
+    service = Service(agent, RUN, NO_LIMIT)
+    service.start()
+    dice = random.Random(5)
+    for _ in range(KILLS):
+        service.wait("run-started")
+        agent.run(f"sleep {dice.uniform(0, 0.3):.3f}")
+        service.kill("SIGKILL")
+    service.wait("run-done")
+    check_run(service)
+
+
+def test_hung_again_and_again_no_step_is_done_twice(agent: Machine) -> None:
+    """
+    A worker that systemd's watchdog kills costs no step either.
+    """
+    service = Service(agent, RUN, NO_LIMIT)
+    service.start()
+    for _ in range(3):
+        service.wait("step-started")
+        service.kill("SIGSTOP")
+        service.wait("step-adopted")
+    service.wait("run-done")
+    assert len([e for e in agent.journal("-u", "agent") if "Watchdog timeout" in e["MESSAGE"]]) == 3
+    check_run(service)
+
+
+def test_restarted_again_and_again_no_step_is_done_twice(agent: Machine) -> None:
+    """
+    `systemctl restart` hands the steps over.
+    """
+    service = Service(agent, RUN, NO_LIMIT)
+    service.start()
+    service.wait("step-started")
+    for _ in range(5):
+        agent.run("systemctl restart agent")
+        service.wait("step-adopted")
+    service.wait("run-done")
+    assert len(service.events("run-left")) == 5
+    check_run(service)
+
+
+def test_a_step_that_ends_while_no_worker_lives_has_its_true_end(agent: Machine) -> None:
+    """
+    The next worker commits what has succeeded, and tries again what has failed, each with its exit status.
+    """
+    tasks = """
+run: alone
+concurrency: 5
+defaults: {retry: {attempts: 2, delay: 0s}}
+tasks:
+  - {id: good, run: 'until [ -e go ]; do sleep 0.02; done; seq 5', after: echo after >&2}
+  - {id: bad, run: 'test $AGENT_ATTEMPT = 2 && exit; until [ -e go ]; do sleep 0.02; done; exit 3'}
+  - {id: big, run: 'test $AGENT_ATTEMPT = 2 && exit; until [ -e go ]; do sleep 0.02; done; exit 137'}
+  - {id: shot, run: 'test $AGENT_ATTEMPT = 2 && exit; until [ -e go ]; do sleep 0.02; done; kill -9 $$'}
+  - {id: later, run: 'until [ -e go ]; do sleep 0.02; done; exit 75', retry: {delay: 1min}}
+"""
+    service = Service(agent, tasks, "[Service]\nRestartSec=1s\n")
+    service.start()
+    for name in ("good", "bad", "big", "shot", "later"):
+        service.wait("step-started", name)
+    service.kill("SIGKILL")
+    agent.run("until [ $(systemctl is-active agent) = activating ]; do sleep 0.02; done; touch /var/lib/agent/work/go")
+    agent.run("while ls /sys/fs/cgroup/system.slice/agent.service/slot-*/cgroup.events | xargs grep -q 'populated 1'; "
+              "do sleep 0.01; done; test $(systemctl is-active agent) = activating")  # fmt: skip
+    service.wait("step-done", "good")
+    assert agent.read("/var/lib/agent/out/good") == "1\n2\n3\n4\n5\n"
+    causes = {step: service.machine.wait_journal(f"AGENT_STEP={step}", "AGENT_EVENT=step-retry")["MESSAGE"]
+              for step in ("bad", "big", "shot")}  # fmt: skip
+    assert causes == {
+        "bad": "bad: attempt 1 exited with status 3; next at once",
+        "big": "big: attempt 1 exited with status 137; next at once",
+        "shot": "shot: attempt 1 killed by SIGKILL; next at once",
+    }
+    agent.wait_journal("AGENT_STEP=later", "AGENT_EVENT=step-deferred")
+    assert service.per_step("step-started")["good"] == 1
+
+
+HARD_TO_END = """
+tasks:
+  - id: a
+    run: |
+      setsid sh -c 'trap "" TERM; (trap "" TERM; sleep 1000 & wait) & exec sleep 1001' &
+      (setsid sh -c 'trap "" TERM; exec sleep 1002' &)
+      trap '' TERM
+      echo up
+      sleep 1003
+"""
+
+
+@pytest.mark.parametrize("how", ["healthy", "hung", "dead", "given up"])
+def test_a_stop_leaves_no_process_of_a_step(agent: Machine, how: str) -> None:
+    """
+    Whatever state the worker is in, and whatever its step has forked and ignores.
+    """
+    drop_in = "[Service]\nTimeoutStopSec=3s\nRestartSec=30s\n" if how != "given up" else (
+        "[Unit]\nStartLimitBurst=1\n[Service]\nRestartSec=100ms\n"
+    )  # fmt: skip
+    service = Service(agent, HARD_TO_END, drop_in)
+    service.start()
+    agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=up", after=service.mark)
+    assert len([line for line in service.processes() if "sleep 100" in line]) >= 4
+    if how == "hung":
+        service.kill("SIGSTOP")
+    elif how != "healthy":
+        service.kill("SIGKILL")
+    if how == "dead":
+        agent.run("until [ $(systemctl is-active agent) = activating ]; do sleep 0.02; done")
+        assert len([line for line in service.processes() if "sleep 100" in line]) >= 4
+    if how == "given up":
+        agent.run("until [ $(systemctl is-active agent) = failed ]; do sleep 0.02; done")
+    else:
+        agent.run("systemctl stop agent", timeout=90)
+    # In these cases it is the sentinel that ends them, at the same moment.
+    agent.run("timeout 2 sh -c 'while pgrep -u agent; do sleep 0.01; done'" if how in ("dead", "given up") else "true")
+    assert service.processes() == []
+
+
+def test_a_thousand_lines_a_second_are_whole_and_unhindered(agent: Machine) -> None:
+    """
+    kill -9 while a step prints: every line once, in order, no gap in the step's own time, driven again within a second.
+    """
+    tasks = """
+tasks:
+  - id: a
+    run:
+      - python3
+      - -c
+      - |
+        import time
+        began = last = time.monotonic()
+        worst = 0
+        for n in range(6000):
+            print(f"{n} {'x' * 60}", flush=True)
+            now = time.monotonic()
+            worst, last = max(worst, now - last), now
+            time.sleep(max(0, began + (n + 1) / 1000 - now))
+            last = time.monotonic()
+        print(f"worst {worst * 1000:.1f} ms")
+"""
+    service = Service(agent, tasks, NO_LIMIT)
+    service.start()
+    service.wait("step-started", "a")
+    gaps = []
+    for _ in range(3):
+        agent.run("sleep 0.7")
+        service.kill("SIGKILL")
+        entry = service.wait("step-adopted", "a")
+        died = [e for e in agent.journal("-u", "agent") if "Main process exited" in e["MESSAGE"]][-1]
+        gaps.append((int(entry["__REALTIME_TIMESTAMP"]) - int(died["__REALTIME_TIMESTAMP"])) / 1e6)
+    service.wait("step-done", "a")
+    *lines, last = agent.read("/var/lib/agent/out/a").splitlines()
+    assert [int(line.split()[0]) for line in lines] == list(range(6000))
+    found = re.fullmatch(r"worst ([0-9.]+) ms", last)
+    assert found is not None
+    print(f"{last}; driven again after {', '.join(f'{gap:.2f}' for gap in gaps)} s")
+    assert float(found[1]) < 50, last
+
+
+def test_an_upgrade_leaves_steps_running(agent: Machine) -> None:
+    """
+    `make install` of another version replaces the worker under a step, which goes on.
+    """
+    service = Service(agent, "tasks:\n  - {id: a, run: 'until [ -e go ]; do sleep 0.02; done; echo same'}\n")
+    service.start()
+    service.wait("step-started", "a")
+    (before,) = service.status()["current"]
+    agent.run(
+        "mkdir /opt/new && tar -C /src --exclude=.git --exclude=.venv --exclude=.agent -cf - . | tar -C /opt/new -xf -"
+    )
+    agent.run("""sed -i 's/^version = .*/version = "99.0"/' /opt/new/pyproject.toml""")
+    agent.run("""sed -i 's/^__version__ = .*/__version__ = "99.0"/' /opt/new/worker/__init__.py""")
+    agent.run("make -C /opt/new install", timeout=300)
+    service.wait("step-adopted", "a")
+    after = service.status()
+    assert after["worker"]["version"] == "99.0"
+    assert (after["current"][0]["pid"], after["current"][0]["attempt"]) == (before["pid"], 1)
+    agent.run("touch /var/lib/agent/work/go")
+    service.wait("run-done")
+    assert agent.read("/var/lib/agent/out/a") == "same\n"
+    assert service.per_step("step-started") == {"a": 1}
+
+
+def test_an_effect_in_a_step_that_outlives_its_worker_is_not_raced(agent: Machine) -> None:
+    """
+    Another step that asks the next worker for the same key waits for it, and gets its result.
+    """
+    tasks = """
+concurrency: 2
+tasks:
+  - id: a
+    run: |
+      agentctl once k --parameters x -- sh -c '
+        echo up >&2; until [ -e go ]; do sleep 0.02; done
+        echo x >>effects; echo done'
+  - {id: b, run: 'until [ -e ask ]; do sleep 0.02; done; agentctl once k --parameters x -- echo second'}
+"""
+    service = Service(agent, tasks)
+    service.start()
+    agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=up", after=service.mark)
+    service.kill("SIGKILL")
+    service.wait("step-adopted", "b")
+    agent.run("touch /var/lib/agent/work/ask")
+    agent.wait_journal("SYSLOG_IDENTIFIER=b", "--grep=waiting for step 'a'", after=service.mark)
+    agent.run("touch /var/lib/agent/work/go")
+    service.wait("run-done")
+    assert agent.read("/var/lib/agent/work/effects") == "x\n"
+    assert agent.read("/var/lib/agent/out/b") == "done\n"
+    assert "b: effect 'k': awaited" in [entry["MESSAGE"] for entry in service.events("effect")]
+
+
+def test_a_step_that_the_list_defines_otherwise_by_then_is_ended_and_done_anew(agent: Machine) -> None:
+    """
+    A worker that is started again reads the list; what runs for an old one is ended, which costs the step nothing.
+    """
+    service = Service(agent, "tasks:\n  - {id: a, retry: {attempts: 1}, run: 'echo old; sleep 1000'}\n")
+    service.start()
+    agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=old", after=service.mark)
+    agent.write("/etc/agent/config.yaml", "tasks:\n  - {id: a, retry: {attempts: 1}, run: echo new}\n")
+    agent.run("systemctl restart agent")
+    service.wait("run-done")
+    assert agent.read("/var/lib/agent/out/a") == "new\n"
+    assert service.processes() == []
+
+
+def test_a_step_past_its_limit_is_ended_by_the_next_worker(agent: Machine) -> None:
+    """
+    The worker was killed before it could: time without one is not charged, but what was over before is over.
+    """
+    tasks = "tasks:\n  - {id: a, timeout: 1500ms, retry: {attempts: 1}, run: 'echo up; sleep 1000'}\n"
+    service = Service(agent, tasks, NO_LIMIT)
+    service.start()
+    agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=up", after=service.mark)
+    service.kill("SIGKILL")
+    service.wait("step-adopted", "a")
+    service.wait("step-ending", "a")
+    entry = service.wait("step-failed", "a")
+    assert entry["MESSAGE"] == "a: failed for good: took longer than its timeout of 1.5s (attempt 1)"
+    assert service.processes() == []
+
+
+def test_temporary_files_stay_while_a_step_lives_and_go_with_the_service(agent: Machine) -> None:
+    """
+    /tmp is the service's own, on disk, and is empty when nothing can need it any more.
+    """
+    script = "echo mine >/tmp/file; echo up; until [ -e go ]; do sleep 0.02; done; cat /tmp/file"
+    tasks = f"tasks:\n  - {{id: a, run: '{script}'}}\n"
+    service = Service(agent, tasks)
+    service.start()
+    agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=up", after=service.mark)
+    assert agent.run("test -e /tmp/file", check=False).rc
+    service.kill("SIGKILL")
+    service.wait("step-adopted", "a")
+    agent.run("systemctl restart agent; touch /var/lib/agent/work/go")
+    service.wait("run-done")
+    assert agent.read("/var/lib/agent/out/a") == "up\nmine\n"
+    service.wait_ended()
+    agent.write("/etc/agent/config.d/more.yaml", "tasks:\n  - {id: b, run: 'ls -A /tmp /var/tmp | sort -u'}\n")
+    service.start()
+    service.wait("run-done")
+    assert agent.read("/var/lib/agent/out/b").split() == ["/tmp:", "/var/tmp:"]

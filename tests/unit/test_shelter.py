@@ -1,0 +1,167 @@
+"""What lets a step outlive the worker, as far as it needs no systemd; the rest is in tests/system/test_restore.py."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from worker import shelter
+from worker.cgroup import Group, Memory
+from worker.folder import Places
+from worker.output import Spool
+from worker.process import SpawnError
+from worker.shelter import Report, Shelter
+from worker.systemd import Notifier
+
+ENV = {"PATH": "/usr/bin:/bin"}
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    (tmp_path / "slot-0").mkdir()  # stands for a cgroup
+    return Places("test", str(tmp_path), str(tmp_path))
+
+
+def make(places: Places) -> Shelter:
+    reads = []
+    for _ in range(2):
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        reads.append((read, write))
+    (out, out_write), (err, err_write) = reads
+    made = Shelter(Group(f"{places.runtime}/slot-0"), Notifier({}, print), places, 0, out, err)
+    os.close(out_write)
+    os.close(err_write)
+    return made
+
+
+@pytest.fixture
+def home(places: Places) -> Iterator[Shelter]:
+    made = make(places)
+    yield made
+    made.close()
+
+
+def run(home: Shelter, *argv: str) -> tuple[Report | None, int]:
+    """Run a program; return what it has left behind, and what its parent saw of it."""
+    home.expect()
+    pid = home.spawn(argv, ENV, "/")
+    _pid, status = os.waitpid(pid, 0)
+    report = home.report()
+    assert report is None or report.pid == pid
+    return report, os.waitstatus_to_exitcode(status)
+
+
+@pytest.mark.parametrize(
+    "script, status",
+    [
+        ("exit 0", 0),
+        ("exit 75", 75),
+        ("exit 137", 137),
+        ("exit 143", 143),
+        *((f"kill -{name} $$", -getattr(signal, f"SIG{name}")) for name in ("KILL", "TERM", "SEGV", "INT", "PIPE")),
+    ],
+)
+def test_the_exit_status_is_the_programs_own(home: Shelter, script: str, status: int) -> None:
+    """
+    A shell says 137 of a program that SIGKILL has ended, and of one that exits with 137.
+    """
+    report, _ = run(home, "/bin/sh", "-c", script)
+    assert report is not None and report.status == status
+
+
+def test_its_streams_and_arguments_are_its_own(home: Shelter, tmp_path: Path) -> None:
+    """
+    Nothing is spliced into a shell's text, and what the shell says is not among what the program prints.
+    """
+    run(home, "/bin/sh", "-c", 'printf "%s|" "$@"; echo err >&2; kill -9 $$', "x", "a b", "$(id)", "")
+    out, err = Spool(str(tmp_path / "o")), Spool(str(tmp_path / "e"))
+    assert out.take(home.pipes.stdout) == b"a b|$(id)||"
+    assert err.take(home.pipes.stderr) == b"err\n"
+    assert out.take(home.pipes.stdout) is None, "the pipe has come to its end"
+
+
+def test_a_leader_waits_for_its_program_through_signals(home: Shelter) -> None:
+    """
+    The whole step is asked to end; what the program makes of that is what counts.
+    """
+    home.expect()
+    pid = home.spawn(["/bin/sh", "-c", "trap 'exit 9' TERM; echo up; while :; do sleep 0.01; done"], ENV, "/")
+    os.set_blocking(home.pipes.stdout, True)
+    assert os.read(home.pipes.stdout, 10) == b"up\n"
+    os.set_blocking(home.pipes.stdout, False)
+    os.killpg(pid, signal.SIGTERM)
+    os.waitpid(pid, 0)
+    assert home.report() == Report(pid, 9)
+
+
+def test_a_leader_that_is_killed_leaves_no_exit_status(home: Shelter) -> None:
+    """
+    Then its parent's word counts, or nobody's.
+    """
+    report, seen = run(home, "/bin/sh", "-c", "kill -9 $PPID; sleep 0.1")
+    assert report is not None and report.status is None
+    assert seen == -signal.SIGKILL
+
+
+def test_a_program_that_cannot_be_started_is_named(home: Shelter, tmp_path: Path) -> None:
+    """
+    As in the foreground, before anything runs.
+    """
+    (tmp_path / "plain").write_text("x")
+    for name, why in (
+        (str(tmp_path / "plain"), "Permission denied"),
+        ("/no/such", "No such file"),
+        ("x-y", "not found"),
+    ):
+        with pytest.raises(SpawnError, match=why):
+            home.spawn([name], ENV, "/")
+    assert home.report() is None
+
+
+def test_a_report_is_of_one_program_only(home: Shelter) -> None:
+    """
+    A worker that dies between two programs does not take the end of the first for that of the second.
+    """
+    run(home, "/bin/true")
+    home.expect()
+    home.save({"step": "a"})
+    assert home.report() is None
+
+
+def test_the_memo_is_what_was_saved_last(places: Places, home: Shelter) -> None:
+    """
+    Longer or shorter than the one before, and than a page; none after the attempt.
+    """
+    for text in ("x" * 100, "y", "z" * 5000, "", "w" * 200):
+        home.save({"step": "a", "text": text})
+        ((slot, memo),) = shelter.memos(places)
+        assert (slot, memo["step"], memo["text"]) == (0, "a", text)
+    home.forget()
+    assert list(shelter.memos(places)) == []
+
+
+def test_a_memo_of_another_version_is_nobodys(places: Places, home: Shelter) -> None:
+    """
+    Its step is ended and done again, rather than misunderstood.
+    """
+    home.save({"step": "a"})
+    path = Path(places.memo(0))
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    assert list(shelter.memos(places)) == []
+
+
+def test_memory_is_told_of_the_step_or_else_of_the_unit(tmp_path: Path) -> None:
+    """
+    Case R10: memory.events counts what the kernel has killed, memory.peak is the most that was in use.
+    """
+    group = Group(str(tmp_path / "slot-0"))
+    (tmp_path / "slot-0").mkdir()
+    assert group.memory() is None
+    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 2\n")
+    assert group.memory() == Memory(2, None)
+    (tmp_path / "slot-0/memory.events").write_text("low 0\noom_kill 1\noom_group_kill 0\n")
+    (tmp_path / "slot-0/memory.peak").write_text("536870912\n")
+    assert group.memory() == Memory(1, 536870912)

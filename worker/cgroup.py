@@ -1,0 +1,123 @@
+"""The cgroups of the worker's steps: below the unit's own, which systemd has delegated (Delegate=, cgroups(7)).
+
+One for each slot.  Whatever a step's processes fork, detach or rename, they stay in it: it tells who belongs to the
+step, how much CPU time all of them have used, and ends them in one write.  It outlives the worker.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+ROOT = "/sys/fs/cgroup"
+_PREFIX = "slot-"
+
+
+class Memory(NamedTuple):
+    """What a memory controller tells: how many processes were killed, the most that was in use in bytes."""
+
+    kills: int
+    peak: int | None
+
+
+class Group(NamedTuple):
+    """The cgroup of one slot."""
+
+    path: str
+
+    @property
+    def procs(self) -> str:
+        """The file into which a process writes 0 to enter."""
+        return f"{self.path}/cgroup.procs"
+
+    def pids(self) -> list[int]:
+        """Return its living processes, those of cgroups that they have made below it too."""
+        found: list[int] = []
+        for folder, _folders, _files in os.walk(self.path):
+            with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs", encoding="ascii") as file:
+                found += map(int, file.read().split())
+        return found
+
+    def populated(self) -> bool:
+        """Return whether a process of it lives; a zombie does not."""
+        try:
+            with open(f"{self.path}/cgroup.events", encoding="ascii") as file:
+                return "populated 1" in file.read()
+        except OSError:
+            return False
+
+    def holds(self, pid: int) -> bool:
+        """Return whether process `pid` is in it, or below."""
+        return f"{_of(pid)}/".startswith(f"{self.path}/")
+
+    def kill(self) -> None:
+        """Kill every process in it at once, those that are being forked too (cgroup.kill, Linux 5.14)."""
+        with contextlib.suppress(OSError), open(f"{self.path}/cgroup.kill", "w", encoding="ascii") as file:
+            file.write("1")
+
+    def cpu(self) -> float:
+        """Return the seconds of CPU time that its processes have used, those that have ended too."""
+        with contextlib.suppress(OSError), open(f"{self.path}/cpu.stat", encoding="ascii") as file:
+            return int(file.readline().split()[1]) / 1e6  # usage_usec
+        return 0.0
+
+    def memory(self) -> Memory | None:
+        """Return what memory.events and memory.peak say, of the whole unit where no step is accounted for by itself.
+
+        None where there is no such controller.
+        """
+        for folder in (self.path, os.path.dirname(self.path)):
+            try:
+                with open(f"{folder}/memory.events", encoding="ascii") as file:
+                    events = dict(line.split() for line in file)
+            except OSError:
+                continue
+            peak = None
+            with contextlib.suppress(OSError, ValueError), open(f"{folder}/memory.peak", encoding="ascii") as file:
+                peak = int(file.read())
+            return Memory(int(events.get("oom_kill", 0)), peak)
+        return None
+
+
+class Tree(NamedTuple):
+    """The worker's own cgroup, in which it may make others."""
+
+    path: str
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str]) -> "Tree | None":
+        """Return it if this process is the main one of a service to which it was delegated, else None."""
+        if environ.get("SYSTEMD_EXEC_PID") != str(os.getpid()) or not environ.get("NOTIFY_SOCKET"):
+            return None
+        path = _of(os.getpid())
+        probe = f"{path}/{_PREFIX}0"
+        try:
+            if os.getxattr(path, "user.delegate") != b"1":  # so systemd marks them
+                return None
+            os.makedirs(probe, exist_ok=True)
+        except OSError:
+            return None
+        return cls(path) if os.access(f"{probe}/cgroup.kill", os.W_OK) else None
+
+    def make(self, slot: int) -> Group:
+        """Return the cgroup of a slot, which is there then.  Raises OSError."""
+        group = Group(f"{self.path}/{_PREFIX}{slot}")
+        os.makedirs(group.path, exist_ok=True)
+        return group
+
+    def groups(self) -> Iterator[tuple[int, Group]]:
+        """Yield those that are there, by slot."""
+        for name in os.listdir(self.path):
+            number = name.removeprefix(_PREFIX)
+            if number != name and number.isdecimal():
+                yield int(number), Group(f"{self.path}/{name}")
+
+
+def _of(pid: int) -> str:
+    """Return the folder of a process's cgroup in the unified hierarchy; empty if there is none."""
+    try:
+        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+            found = [line[3:].rstrip("\n") for line in file if line.startswith("0::")]
+    except OSError:
+        return ""
+    return ROOT + found[0] if found else ""

@@ -1,0 +1,168 @@
+"""A shelter: what lets the step in a slot outlive the worker.
+
+Its cgroup; its pipes and its notify socket, of which systemd keeps a copy (the unit's fd store); its exit status, which
+a few lines of sh (leader.sh) leave in the runtime folder; and a memo of what the worker knew of the attempt.
+A killed worker takes none of them with it, and the next one goes on from there.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from worker import process
+from worker.cgroup import Group, Tree
+from worker.folder import Places
+from worker.output import CHUNK
+from worker.process import Pipes, SpawnError
+from worker.systemd import Notifier
+
+_FORMAT = 1
+_PAGE = 4096
+_LEADER = os.path.join(os.path.dirname(__file__), "leader.sh")
+_REPORT = re.compile(r"pid (\d+)\n(.*?)(?:exit (\d+)\n)?", re.DOTALL)
+_BY_SIGNAL = 128
+_QUIET = (signal.SIGINT, signal.SIGPIPE)  # of these no shell says anything
+
+
+class Report(NamedTuple):
+    """What is known of a program: the leader's pid; its exit status (negative: signal), None while there is none."""
+
+    pid: int
+    status: int | None = None
+
+
+class Shelter:
+    """The shelter of one slot."""
+
+    def __init__(self, group: Group, notifier: Notifier, places: Places, slot: int, stdout: int, stderr: int) -> None:
+        """Go on with pipes of which these are the ends to read from.  Raises OSError."""
+        self.group = group
+        self._notifier = notifier
+        self._slot = slot
+        self.pipes = Pipes(stdout, stderr, kept=True)
+        self._writes = [os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC) for fd in (stdout, stderr)]
+        self._places = places
+        self._program = 0  # the name of its report
+        self._memo = places.memo(slot)
+        self._memo_fd = os.open(self._memo, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._saved = b""
+
+    @classmethod
+    def make(cls, tree: Tree, notifier: Notifier, places: Places, slot: int, socket: int) -> "Shelter":
+        """Make one, of which `socket` is the notify socket.  Raises OSError."""
+        ends = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
+        for read, _write in ends:
+            os.set_blocking(read, False)
+            with contextlib.suppress(OSError):  # room for what is written while no worker reads
+                fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, CHUNK)
+        shelter = cls(tree.make(slot), notifier, places, slot, ends[0][0], ends[1][0])
+        for _read, write in ends:
+            os.close(write)
+        for name, (read, _write) in zip(names(slot), ends, strict=False):
+            notifier.store(name, read)
+        notifier.store(names(slot)[2], socket)
+        return shelter
+
+    def keep_socket(self, socket: int) -> None:
+        """Let the slot's notify socket be this one from now on."""
+        name = names(self._slot)[2]
+        self._notifier.discard(name)
+        self._notifier.store(name, socket)
+
+    def expect(self) -> None:
+        """Let the next program have a report of its own; `save` before it is started."""
+        self._remove_report()
+        self._program = time.monotonic_ns()
+
+    def spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
+        """Start `argv` as process.spawn does, in the cgroup and with the pipes of the slot; return its leader's pid.
+
+        Raises SpawnError.
+        """
+        program = process.find_program(argv[0], env.get("PATH", process.DEFAULT_PATH), cwd)
+        if not os.access(program, os.X_OK):
+            reason = "Permission denied" if os.path.exists(program) else "No such file or directory"
+            raise SpawnError(process.cannot_start(program, cwd, reason))
+        words = ["sh", _LEADER, self.group.procs, self._report(), program, *argv[1:]]
+        return process.launch("/bin/sh", words, env, cwd, *self._writes)
+
+    def report(self) -> Report | None:
+        """Return what the program's leader has left behind; None if it never began."""
+        try:
+            with open(self._report(), encoding="utf-8", errors="replace") as file:
+                found = _REPORT.fullmatch(file.read())
+        except OSError:
+            return None
+        if found is None:
+            return None
+        pid, said = int(found[1]), found[2]
+        if found[3] is None:
+            return Report(pid)
+        number = int(found[3]) - _BY_SIGNAL
+        by_signal = number in signal.valid_signals() and (said or number in _QUIET)
+        return Report(pid, -number if by_signal else int(found[3]))
+
+    def _report(self) -> str:
+        return self._places.report(self._slot, self._program)
+
+    def _remove_report(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._report())
+
+    # -- the memo
+
+    def save(self, memo: Mapping[str, Any]) -> None:
+        """Let the next worker know this; SIGKILL leaves the old memo or the new one."""
+        data = json.dumps({"format": _FORMAT, "program": self._program, **memo}).encode() + b"\n"
+        if data == self._saved:
+            return
+        self._saved = data
+        if len(data) <= _PAGE:
+            os.pwrite(self._memo_fd, data, 0)  # what is left behind the newline of a longer one is not read
+            return
+        with open(f"{self._memo}.new", "wb") as file:
+            file.write(data)
+        os.rename(f"{self._memo}.new", self._memo)
+        os.close(self._memo_fd)
+        self._memo_fd = os.open(self._memo, os.O_RDWR | os.O_CLOEXEC)
+
+    def resume(self, memo: Mapping[str, Any]) -> None:
+        """Let the program that runs be the one of an earlier worker's memo."""
+        self._program = memo["program"]
+
+    def forget(self) -> None:
+        """Note that no attempt is here any more."""
+        self._saved = b""
+        os.ftruncate(self._memo_fd, 0)
+        self._remove_report()
+
+    def close(self) -> None:
+        """Close our ends; everything else stays as it is."""
+        for fd in (*self.pipes[:2], *self._writes, self._memo_fd):
+            os.close(fd)
+
+
+def names(slot: int) -> tuple[str, str, str]:
+    """Return under which names the fd store has a slot's pipes and its notify socket."""
+    return f"slot-{slot}.out", f"slot-{slot}.err", f"slot-{slot}.notify"
+
+
+def memos(places: Places) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the slots with an attempt that an earlier worker has left, each with its memo."""
+    for name in os.listdir(places.runtime):
+        stem, _, number = name.partition(".")
+        if stem != "memo" or not number.isdecimal():
+            continue
+        try:
+            with open(f"{places.runtime}/{name}", "rb") as file:
+                found = json.loads(file.readline())
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict) and found.get("format") == _FORMAT:
+            yield int(number), found

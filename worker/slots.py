@@ -1,0 +1,121 @@
+"""The slots: one for each step at a time; those in which steps have outlived the last worker are taken over.
+
+Where systemd has delegated the unit's cgroup each slot has a shelter, and a sentinel is posted; elsewhere a step's
+processes end with the worker, or are ended by the next one.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from worker import clock, process, sentinel, shelter
+from worker.cgroup import Tree
+from worker.folder import Places
+from worker.shelter import Shelter
+from worker.signs import NotifySocket
+from worker.slot import Slot
+from worker.systemd import Notifier
+
+# Time for killed processes to vanish before they are looked for again.
+_LOOK_AGAIN = 0.02
+
+
+class Slots:
+    """Those that are free, and what the last worker has left in others.
+
+    `continuous`: the last worker's runtime folder is still there, so an attempt without a memo never began.
+    `unseen_since`: when that worker last looked around (monotonic clock).
+    """
+
+    def __init__(self, places: Places, notifier: Notifier, tree: Tree | None, stored: Mapping[str, int]) -> None:
+        """`stored`: what systemd has kept for us.  Raises OSError."""
+        self.live = tree is not None
+        self.continuous = False
+        self.unseen_since = clock.monotonic()
+        self._places = places
+        self._notifier = notifier
+        self._tree = tree
+        self._stored = dict(stored)
+        self._used: set[int] = set()
+        self._free: list[Slot] = []
+        self._seen = -1
+        if tree is not None:
+            self._sentinel = sentinel.post(tree, notifier, self._stored.pop(sentinel.NAME, None))
+            self._look_back()
+
+    def _look_back(self) -> None:
+        with contextlib.suppress(OSError, ValueError), open(self._places.seen, encoding="ascii") as file:
+            self.unseen_since = min(float(file.read()), clock.monotonic())
+            self.continuous = True
+        self._seen = os.open(self._places.seen, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def looked(self, now: float) -> None:
+        """Note that the worker has looked around, for the next one."""
+        if self._seen >= 0:
+            os.pwrite(self._seen, b"%20.6f" % now, 0)
+
+    def take(self) -> Slot:
+        """Return a slot that is free.  Raises OSError."""
+        if self._free:
+            return self._free.pop()
+        number = next(n for n in range(len(self._used) + 1) if n not in self._used)
+        socket = NotifySocket(self._places.notify(number))
+        home = None
+        if self._tree is not None:
+            home = Shelter.make(self._tree, self._notifier, self._places, number, socket.fileno())
+        self._used.add(number)
+        return Slot(number, self._places, socket, home)
+
+    def give(self, slot: Slot) -> None:
+        """Take a slot back."""
+        self._free.append(slot)
+
+    # -- what the last worker has left
+
+    def left(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the slots with an attempt that may go on, each with its memo."""
+        if self._tree is not None:
+            for number, memo in shelter.memos(self._places):
+                if all(name in self._stored for name in shelter.names(number)):
+                    yield number, memo
+
+    def take_over(self, number: int) -> Slot:
+        """Return a slot in which a step has outlived the last worker.  Raises OSError."""
+        assert self._tree is not None
+        stdout, stderr, notify = (self._stored.pop(name) for name in shelter.names(number))
+        socket = NotifySocket(self._places.notify(number), notify)
+        home = Shelter(self._tree.make(number), self._notifier, self._places, number, stdout, stderr)
+        self._used.add(number)
+        return Slot(number, self._places, socket, home)
+
+    def end_others(self, wait: Callable[[float], None]) -> list[str]:
+        """End every step that was not taken over; return the names of its processes."""
+        names = []
+        for name, fd in self._stored.items():
+            os.close(fd)
+            self._notifier.discard(name)
+        self._stored.clear()
+        for number, group in self._tree.groups() if self._tree is not None else ():
+            if number in self._used:
+                continue
+            names += [f"{found.name} ({found.pid})" for found in process.look_at(group.pids())]
+            while group.populated():
+                group.kill()
+                wait(clock.monotonic() + _LOOK_AGAIN)
+        for name in os.listdir(self._places.runtime) if self.live else ():
+            kind, _, rest = name.partition(".")
+            if kind in ("memo", "report") and rest.partition(".")[0] not in map(str, self._used):
+                os.unlink(f"{self._places.runtime}/{name}")
+        return names
+
+    # -- the end
+
+    def close(self) -> None:
+        """Remove what the free slots have."""
+        for slot in self._free:
+            slot.close()
+        self._free.clear()
+        if self._seen >= 0:
+            os.close(self._seen)
+            self._seen = -1
