@@ -100,7 +100,7 @@ do_install() {
     group=$(group_of "$user")
     install_config
     if [ -n "$rewrite" ]; then install_dropin "$user"; fi
-    put 755 "$SOURCE/units/hooks.sh" "$HOOKS"
+    put 644 "$SOURCE/units/hooks.sh" "$HOOKS"
     for unit in agent.service agent@.service agent.path; do
         put 644 "$(unit_source "$unit")" "$UNITS/$unit"
     done
@@ -127,7 +127,7 @@ do_uninstall() {
     fi
     [ "$command" = uninstall ] || return 0
     [ "$CHANGED" = 1 ] || say "nothing was installed"
-    for path in "$DESTDIR$ETC" "$DESTDIR$STATE" "$DESTDIR$STATE"@* \
+    for path in "$DESTDIR$ETC" "$DESTDIR$STATE" "$DESTDIR$STATE"@* "$DESTDIR$CACHE" "$DESTDIR$CACHE"@* \
         "$DESTDIR"/etc/systemd/system/agent.service.d "$DESTDIR"/etc/systemd/system/agent@.service.d; do
         [ ! -e "$path" ] || say "kept ${path#"$DESTDIR"}"
     done
@@ -514,7 +514,7 @@ verify_units() {
     if systemd-analyze --help | grep -q -- --recursive-errors; then lenient=--recursive-errors=no; fi
     mkdir "$TMP/units"
     for unit in agent.service agent@.service agent.path; do
-        sed "s#$BIN#/bin/sh#; s#$HOOKS#/bin/sh#" "$(unit_source "$unit")" >"$TMP/units/$unit"
+        sed "s#$BIN#/bin/sh#" "$(unit_source "$unit")" >"$TMP/units/$unit"
     done
     # shellcheck disable=SC2086 # nothing, or one word
     systemd-analyze verify --man=no $lenient "$TMP/units"/* >&2 ||

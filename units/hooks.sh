@@ -1,5 +1,6 @@
 #!/bin/sh
-# What agent.service has done around the worker, beside it: prepare, stop, ended.
+# What agent.service has done around the worker, beside it:
+#     sh hooks prepare|stop|note|ended UNIT
 #
 # The worker's steps outlive it (KillMode=process), so somebody has to tell when
 # they shall not.  None of this needs Python: a stop works whatever is broken.
@@ -16,14 +17,14 @@ job() {
 # ExecStartPre: an empty /tmp, unless steps live that have files in it.  PrivateTmp=
 # would empty it at every restart.
 prepare() {
-    [ ! -e "$RUNTIME_DIRECTORY/seen" ] || return 0
-    chmod -R u+rwX "$CACHE_DIRECTORY" 2>/dev/null
-    find "$CACHE_DIRECTORY" -xdev -mindepth 1 -delete
+    [ ! -e "${RUNTIME_DIRECTORY%%:*}/seen" ] || return 0
+    chmod -R u+rwX "${CACHE_DIRECTORY%%:*}" 2>/dev/null
+    find "${CACHE_DIRECTORY%%:*}" -xdev -mindepth 1 -delete
 }
 
 # ExecStop: SIGTERM comes next.  Before that, tell the worker if another one takes over.
 stop() {
-    [ "$(job)" != restart ] || kill -USR1 "$MAINPID"
+    [ "$(job)" != restart ] || kill -USR1 "${MAINPID:?it has just died}"
 }
 
 # ExecStopPost: the worker has gone, whichever way.
@@ -31,10 +32,7 @@ ended() {
     if goes_on; then
         return 0
     fi
-    group=/sys/fs/cgroup$(systemctl show --property=ControlGroup --value "$UNIT")
-    for child in "$group"/*/; do
-        [ "$child" = "$group/.control/" ] || echo 1 >"$child/cgroup.kill" 2>/dev/null
-    done
+    end_all
     [ "$SERVICE_RESULT $EXIT_STATUS" = "success 0" ] || return 0
     # A good end does not count against the start limit, since work may be dropped in
     # as often as one likes; and what was dropped in while the worker was ending,
@@ -42,6 +40,27 @@ ended() {
     systemctl reset-failed "$UNIT"
     new=$(find "/etc/agent/${INSTANCE:-config}.d" -name '*.y*ml' -cnewer "/var/lib/$NAME/checkpoint.json" 2>/dev/null)
     [ -z "$new" ] || systemctl --no-block start "$UNIT"
+}
+
+# Kill what is left in the unit's cgroup, of which this process may be a member itself.
+# Where that is, is asked of nobody who might not answer: at the root it would be the machine.
+end_all() {
+    group=$(sed -n 's/^0:://p' /proc/self/cgroup)
+    group=${group%/.control}
+    case "$group" in */"$UNIT") ;; *) group='' ;; esac
+    if [ -n "$group" ]; then
+        for child in "$CGROUPS$group"/*/; do
+            echo 1 2>/dev/null >"${child}cgroup.kill"
+        done
+        procs=$CGROUPS$group/cgroup.procs
+    else # cgroup v1: no step has a cgroup of its own
+        group=$(sed -n 's/^[0-9]*:name=systemd://p' /proc/self/cgroup)
+        case "$group" in */"$UNIT") ;; *) return 0 ;; esac
+        procs=$CGROUPS/systemd$group/cgroup.procs
+    fi
+    while read -r pid; do
+        [ "$pid" = $$ ] || kill -9 "$pid" 2>/dev/null
+    done <"$procs"
 }
 
 # Whether another worker will go on with the steps of this one.
@@ -54,14 +73,16 @@ goes_on() {
         # As RestartPreventExitStatus= has it.
         success/0 | */69 | */70 | */73 | */77 | */78) return 1 ;;
     esac
+    return 0
 }
 
 # How systemd saw it end, for the note that the next attempt gets.
 note() {
-    echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" >"$STATE_DIRECTORY/ended"
+    echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" >>"${STATE_DIRECTORY%%:*}/ended"
 }
 
 UNIT=$2
+CGROUPS=${CGROUPS-/sys/fs/cgroup}
 NAME=${UNIT%.service}
 case "$NAME" in *@*) INSTANCE=${NAME#*@} ;; *) INSTANCE='' ;; esac
 "$1"

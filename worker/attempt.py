@@ -16,9 +16,9 @@ import signal
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from worker import environment, expectation, process
+from worker import environment, expectation, points, process
 from worker.clock import Now
-from worker.decide import End
+from worker.decide import End, Reason
 from worker.disk import PATIENCE
 from worker.errors import TEMPORARY, AgentError
 from worker.events import Events
@@ -69,6 +69,7 @@ class Attempt:
         self.said = Said()
         self.definition = ""  # what the step was when it was claimed
         self.detail = ""  # what it was doing when it was ended for a limit
+        self.deaths = 0  # workers that were not well and have died while it ran
         self.unknown = ""  # the key of an effect inside it of which nobody can tell whether it happened
         self.lost = False  # the claim is another worker's by now: whatever comes of it is not recorded
         self.phase = RUNNING
@@ -87,7 +88,7 @@ class Attempt:
         self._exit: int | None = None
         self._why = ""
         self._limit: str | None = None
-        self._interrupted_by: str | None = None
+        self._interrupted_by: Reason | None = None
         self._kill_at = self._vouched_until = math.inf
         self._saved_before = ""
         self._kills_before = 0
@@ -196,6 +197,8 @@ class Attempt:
         held_since = self.streams.held_since
         if held_since is not None and now >= self.streams.retry_at and self.streams.retry(now):
             self.excuse(now - held_since)
+            if self.phase == SWEEPING:
+                self._sweep(now)
         if self.phase == RUNNING and self.streams.held_since is None:
             if self._effort.seen(now):  # CPU time is a sign of life, too
                 self.limits.sign(now)
@@ -207,7 +210,7 @@ class Attempt:
             self._kill_at = now + 1.0  # look again: a process may have been forked while we looked
             self._sweep(now)
 
-    def interrupt(self, reason: str, grace: float, now: float) -> None:
+    def interrupt(self, reason: Reason, grace: float, now: float) -> None:
         """End the step because the worker stops: SIGTERM now, SIGKILL after `grace` seconds.
 
         One whose last program has ended already, by itself, is let come to its end.
@@ -215,6 +218,9 @@ class Attempt:
         if self.phase in (RUNNING, ENDING):
             self._interrupted_by = reason
             self._ask_to_end(grace, now)
+        elif self.phase == SWEEPING and self.streams.held_since is not None:
+            self._interrupted_by = reason  # its result could be kept nowhere
+            self._next(now)
         elif self.phase == SWEEPING and self._programs.left:
             self._interrupted_by = reason
 
@@ -257,6 +263,7 @@ class Attempt:
             "before": [self._saved_before, self._kills_before],
             "end": [self._limit, self._interrupted_by, self._why, self.unknown],
             "detail": self.detail,
+            "deaths": self.deaths,
             # They get other names before the commit.
             "output": self.output.inode() if self.over else None,
             "log": self.log.inode() if self.over else None,
@@ -271,6 +278,7 @@ class Attempt:
         """
         shelter = self.slot.shelter
         assert shelter is not None
+        self._begin(now, now, best)
         shelter.resume(memo)
         started, started_wall = memo["started"]
         self._begin(started, started_wall, best)
@@ -279,13 +287,14 @@ class Attempt:
         self.phase = memo["phase"]
         self.said.resume(memo["said"])
         self._saved_before, self._kills_before = memo["before"]
-        self.detail = memo["detail"]
+        self.detail, self.deaths = memo["detail"], memo["deaths"]
         self._limit, self._interrupted_by, self._why, self.unknown = memo["end"]
         self._prepare(base, note)
         self.output.resume(self._places.output(self.step.id), memo["output"])
         self.log.resume(self._places.log(self.step.id, self.number), memo["log"])
         self._events.watch(self.slot.socket.fileno(), self._on_messages)
         if not self._leader.find():
+            self._why = ""
             self._run(self._program, now)
             return
         self.streams.attach(shelter.pipes, self._program.gives_result)
@@ -314,9 +323,8 @@ class Attempt:
         self._programs.started(program)
         shelter = self.slot.shelter
         if shelter is not None:  # from now on this program is the one that the next worker goes on with
-            shelter.expect()
             self.streams.attach(shelter.pipes, program.gives_result)
-            self.save()
+            shelter.announce(self._memo)
         try:
             pipes = self._leader.start(program.argv, self._env, self.step.task.cwd or self._places.work)
         except process.SpawnError as exc:
@@ -324,6 +332,7 @@ class Attempt:
             self._fail(str(exc))
             self._finish()
             return
+        points.at("program-started")
         if pipes is not None:
             self.streams.attach(pipes, program.gives_result)
             if program.gives_result:
@@ -332,14 +341,9 @@ class Attempt:
 
     def _on_exit(self, status: int | None) -> None:
         """Note the end of the program's leader."""
-        if (
-            status
-            and status != TEMPORARY
-            and self.phase == RUNNING
-            and self._family.memory_kills() > self._kills_before
-        ):
-            peak = self._family.memory_peak()
-            self._why = "killed for memory" + (f"; at most {peak} were in use" if peak else "")
+        points.at("program-ended")
+        if status and status != TEMPORARY and self.phase == RUNNING:
+            self._why = self._family.memory_fault(self._kills_before, status)
         self._exit = -signal.SIGKILL if status is None and self.phase == ENDING else status  # we did it
         self.phase = SWEEPING
         self._begin_sweep(self._events.now)
@@ -349,7 +353,10 @@ class Attempt:
 
     def _next(self, now: float) -> None:
         """Go on after a program has ended and nothing of it is left."""
-        self.streams.drain()
+        if not self.streams.drain(
+            at_once=self._exit != 0 or self._limit is not None or self._interrupted_by is not None
+        ):
+            return  # its result waits for space on the disk
         self._on_messages()  # what it said last, as its last output
         by_itself = not self._limit and not self._interrupted_by
         self._programs.ended(self._program, self._exit, by_itself)
@@ -407,6 +414,7 @@ class Attempt:
         self.phase = ENDING
         self._kill_at = min(self._kill_at, now + grace)
         self._vouched_until = self._kill_at + KILL_PATIENCE
+        self.save()  # why it ends, before it does
         process.terminate(self._family.members())
 
     # -- the end

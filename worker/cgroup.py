@@ -99,6 +99,11 @@ class Tree(NamedTuple):
             return None
         return cls(path) if os.access(f"{probe}/cgroup.kill", os.W_OK) else None
 
+    def pids(self) -> list[int]:
+        """Return the processes in it that are in none of the others.  Raises OSError."""
+        with open(f"{self.path}/cgroup.procs", encoding="ascii") as file:
+            return list(map(int, file.read().split()))
+
     def make(self, slot: int) -> Group:
         """Return the cgroup of a slot, which is there then.  Raises OSError."""
         group = Group(f"{self.path}/{_PREFIX}{slot}")

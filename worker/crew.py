@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from worker import clock, decide, folder, ledger
+from worker import clock, decide, folder, ledger, points
 from worker import note as notes
 from worker.attempt import Attempt
 from worker.board import Progress
@@ -106,10 +106,11 @@ class Crew:
         """
         try:
             slot = self._slots.take_over(number)
-        except (KeyError, OSError):
+        except (LookupError, OSError):
             return False
-        attempt = self._attempt(step, row.number, slot, bool(memo["ask_first"]), row.definition)
+        attempt = self._attempt(step, row.number, slot, bool(memo.get("ask_first")), row.definition)
         note = self._places.note(slot.number)
+        points.at("adopting")
         self.running[step.id] = attempt
         try:
             attempt.adopt(memo, self._base, note if os.path.exists(note) else None, past.best, clock.monotonic())
@@ -119,6 +120,8 @@ class Crew:
             self._release(attempt)
             return False
         attempt.excuse(max(0.0, clock.monotonic() - self._slots.unseen_since))
+        attempt.save()
+        points.at("adopted")
         self.started += 1
         return True
 
@@ -140,8 +143,10 @@ class Crew:
         done = verdict.outcome == ledger.DONE
         result = output.contents() if output.inline or not done else None
         attempt.save()  # since what it has written is given its names now
+        points.at("attempt-over")
         if done:
             self._publish(path, output)
+        points.at("result-published")
         ending = decide.ending(step.id, attempt.number, verdict, end.status, clock.wall())._replace(
             took=end.took,
             progress=end.progress,
@@ -159,6 +164,10 @@ class Crew:
     def dismiss(self, attempt: Attempt) -> None:
         """Forget an attempt that is over and was committed, or whose claim was lost."""
         self._release(attempt)
+
+    def slots(self) -> set[int]:
+        """Return the numbers of the slots in which attempts run."""
+        return {attempt.slot.number for attempt in self.running.values()}
 
     def leave(self) -> None:
         """Let what runs go on without us, where it can outlive us; elsewhere kill it."""

@@ -66,7 +66,8 @@ def _work(
             log.event("state", notice, priority=WARNING)
         gc.freeze()  # the plan lives as long as the process: no collection need look at it again
         folder.begin(held, places.runtime)
-        before = Predecessor(held.in_order, folder.ended(places.root), systemd.stored(environ))
+        ends, stored = folder.ended(places.root), systemd.stored(environ)
+        before = Predecessor(held.in_order, ends, stored, held.runtime == places.runtime)
         run = Run(settings, steps, places, resumed.ledger, log, notifier, environ, before)
         status = run.work()
         folder.leave(held)

@@ -64,6 +64,7 @@ def next_steps(board: Board, slots: int, now: float, stop_for: Collection[int], 
 
 # Of a step's own program: it was not begun; it said itself that it had failed, or not now; anything else.
 Effect = Literal["none", "refused", "open"]
+Reason = Literal["stop", "reboot", "worker", "lease"]
 
 
 class End(NamedTuple):
@@ -79,7 +80,7 @@ class End(NamedTuple):
 
     status: int | None
     limit: str | None = None
-    interrupted_by: str | None = None  # "stop", "reboot", "worker" or "lease"
+    interrupted_by: Reason | None = None
     why: str = ""
     took: float = 0.0
     progress: float = 0.0
@@ -148,7 +149,9 @@ def doubt(effect: str) -> str:
 
 def _outcome(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
     if end.interrupted_by in ("stop", "reboot"):
-        return Verdict(INTERRUPTED, _CAUSES[end.interrupted_by], False, False, 0.0)
+        # What was said of an exit that we forced says nothing.
+        cause = describe(end) if end.status is None else _CAUSES[end.interrupted_by]
+        return Verdict(INTERRUPTED, cause, False, False, 0.0)
     if end.interrupted_by is None and end.limit is None:
         if end.status == 0 and not end.why:
             return Verdict(DONE, "its check found that it had happened" if end.found else "", False, False, 0.0)

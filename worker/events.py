@@ -52,6 +52,9 @@ class Events:
 class Signals:
     """Signals as events: each is noted when it comes and handed to `handler` from the loop.
 
+    Of those that have come together the first of `numbers` is handed on first: the order in which the kernel delivers
+    signals says nothing about the order in which they were sent.
+
     While it is open the process has no other handlers for these signals.
     """
 
@@ -77,5 +80,7 @@ class Signals:
         os.close(self._write)
 
     def _on_signals(self) -> None:
-        for number in dict.fromkeys(os.read(self._read, 4096)):
-            self._handler(number)
+        come = set(os.read(self._read, 4096))
+        for number in self._before:
+            if number in come:
+                self._handler(number)

@@ -44,8 +44,8 @@ class Family(Protocol):
     def memory_kills(self) -> int:
         """Return how often the kernel has killed for memory here, in all; 0 if it does not tell."""
 
-    def memory_peak(self) -> str:
-        """Return the most memory that was in use, for people; empty if the kernel does not tell."""
+    def memory_fault(self, before: int, status: int) -> str:
+        """Return how an end with this exit status came about, if there were `before` such kills before; else ""."""
 
 
 class Descent:
@@ -79,7 +79,7 @@ class Descent:
     def memory_kills(self) -> int:
         return 0
 
-    def memory_peak(self) -> str:
+    def memory_fault(self, before: int, status: int) -> str:
         return ""
 
 
@@ -91,7 +91,10 @@ class Cohort:
         self._group = group
 
     def members(self) -> list[Found]:
-        return process.look_at(self._group.pids())
+        pids = self._group.pids()
+        known = {found.pid: found for found in process.look_at(pids)}
+        # One that keeps its secrets (ssh-agent) is hidden by ProtectProc=; it can be ended all the same.
+        return [known.get(pid) or Found(pid, 0, 0, "?", 0) for pid in pids]
 
     def left(self) -> list[Found]:
         return self.members() if self._group.populated() else []
@@ -109,9 +112,14 @@ class Cohort:
         memory = self._group.memory()
         return 0 if memory is None else memory.kills
 
-    def memory_peak(self) -> str:
+    def memory_fault(self, before: int, status: int) -> str:
         memory = self._group.memory()
-        return f"{memory.peak / 2**20:.0f} MiB" if memory is not None and memory.peak is not None else ""
+        if memory is None or memory.kills <= before or status not in (-signal.SIGKILL, 128 + signal.SIGKILL):
+            return ""  # others may have been killed
+        how = "killed for memory"
+        if status != -signal.SIGKILL:  # one below it was, and it has made its own of that
+            how = f"exited with status {status}, and a process was {how}"
+        return how if memory.peak is None else f"{how}; at most {memory.peak / 2**20:.0f} MiB were in use"
 
 
 class Effort:

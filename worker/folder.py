@@ -8,8 +8,8 @@ STATE/log/STEP.NUMBER      the log of an attempt that wrote a lot of it
 STATE/work/                where steps work unless the task says otherwise
 STATE/runs/NAME/           the same of another run that was here before
 STATE/lock                 held by the one worker; a kernel lock, so a dead worker holds nothing
-STATE/ended                how systemd saw the last worker end
-RUNTIME/                   sockets, and what is known of the attempts that run; gone when the service is stopped
+STATE/ended                how systemd saw the last workers end
+RUNTIME/                   sockets, and what is known of the attempts that run; gone at the latest with the machine
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from worker.errors import StateError, StateHeld
 
 # struct flock of fcntl(2) on 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
 _FLOCK = "hhqqi4x"
+_PAGE = 4096
 _SOCKET_PATH_MAX = 107  # unix(7): sun_path is 108 bytes with the closing zero
 
 
@@ -88,7 +89,7 @@ class Places(NamedTuple):
 
     @property
     def seen(self) -> str:
-        """A file whose time says when the worker last looked around."""
+        """A file that says when the worker last looked around (monotonic clock)."""
         return f"{self.runtime}/seen"
 
     def credentials(self, slot: int) -> str:
@@ -134,10 +135,11 @@ def make(root: str) -> None:
 
 
 class Lock(NamedTuple):
-    """The hold on a state folder; `in_order` tells whether the worker before ended in order."""
+    """The hold on a state folder; whether the worker before ended in order, and its runtime folder."""
 
     fd: int
     in_order: bool
+    runtime: str
 
 
 def lock(root: str) -> Lock:
@@ -163,8 +165,8 @@ def lock(root: str) -> Lock:
             f"{root}: held by another worker, process {pid or 'unknown'}",
             "stop that one first, or use another state folder",
         ) from exc
-    in_order = os.pread(fd, len(_IN_ORDER), 0) == _IN_ORDER
-    return Lock(fd, in_order)
+    said = os.pread(fd, _PAGE, 0)
+    return Lock(fd, said.startswith(_IN_ORDER), _runtime(said))
 
 
 def begin(held: Lock, runtime: str) -> None:
@@ -178,25 +180,29 @@ def runtime(root: str) -> str:
     """Return the runtime folder of the worker that holds, or held last, the state folder; empty if nobody knows."""
     try:
         with open(f"{root}/lock", "rb") as file:
-            return file.read()[len(_AT_WORK) :].rstrip(b"\n").decode()
-    except (OSError, UnicodeDecodeError):
+            return _runtime(file.read())
+    except OSError:
         return ""
 
 
-def ended(root: str) -> str:
-    """Return how systemd saw the last worker end, if that was no good end; it is told but once.
+def _runtime(said: bytes) -> str:
+    return said[len(_AT_WORK) :].rstrip(b"\n").decode(errors="replace")
+
+
+def ended(root: str) -> list[str]:
+    """Return how systemd saw workers end that were not well, the last one last; each is told but once.
 
     The unit has it written down: $SERVICE_RESULT, $EXIT_CODE and $EXIT_STATUS of systemd.exec(5).
     """
     path = f"{root}/ended"
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            result, code, status = file.read().split()
+            lines = [line.split() for line in file]
         os.unlink(path)
-    except (OSError, ValueError):
-        return ""
-    how = f"exit status {status}" if code == "exited" else f"SIG{status}"
-    return "" if result == "success" else f"{result}, {how}"
+    except OSError:
+        return []
+    ends = [line for line in lines if len(line) == 3 and line[0] != "success"]
+    return [f"{how}, {f'exit status {status}' if code == 'exited' else f'SIG{status}'}" for how, code, status in ends]
 
 
 def leave(held: Lock) -> None:

@@ -1,12 +1,15 @@
+#!/bin/sh
 # The first process of a program that can outlive the worker (see shelter.py):
 #     sh leader.sh CGROUP.PROCS REPORT PROGRAM [ARGUMENT...]
 # It enters the cgroup, starts the program as its child, and writes down how that
 # ended; what the shell itself has to say of that ("Killed") goes into the report
 # too.  Signals that end the program let this one live for that long.
-echo 0 >"$1" || exit
+echo 0 >"$1" || exit 125
 exec 3>&2 2>"$2"
 echo "pid $$" >&2
 shift 2
 trap : HUP INT QUIT USR1 USR2 ALRM TERM
 (exec "$@" 2>&3 3>&-)
-echo "exit $?" >&2
+code=$?
+echo "exit $code" >&2
+exit "$code"

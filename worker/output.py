@@ -22,7 +22,7 @@ _NO_SPLICE = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 class Spool:
     """One stream of one attempt; `path` is its file, which the next attempt writes over."""
 
-    __slots__ = ("_abandoned", "_fd", "_pending", "_splices", "_tail", "_written", "path", "size")
+    __slots__ = ("_abandoned", "_fd", "_named", "_pending", "_splices", "_tail", "_written", "path", "size")
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -31,6 +31,7 @@ class Spool:
         self._pending = b""
         self._tail = b""
         self._fd: int | None = None
+        self._named: int | None = None  # the inode that was given another name
         self._splices = True
         self._abandoned = False
 
@@ -55,7 +56,7 @@ class Spool:
 
     def inode(self) -> int | None:
         """Return what `resume` knows the file by, None while there is none."""
-        return None if self._fd is None else os.fstat(self._fd).st_ino
+        return self._named if self._fd is None else os.fstat(self._fd).st_ino
 
     def take(self, pipe: int) -> bytes | None:
         """Move a chunk of what `pipe` holds into the file and return it: None for nothing now, b"" at the pipe's end.
@@ -150,6 +151,7 @@ class Spool:
             os.rename(self.path, path)
         else:
             files.adopt(self.path, path)
+        self._named = self.inode()
         self.close()
 
     def keep(self, path: str) -> None:
@@ -161,6 +163,7 @@ class Spool:
             return
         self.show()
         os.rename(self.path, path)
+        self._named = self.inode()
         self.close()
 
     def restart(self) -> None:
@@ -172,6 +175,7 @@ class Spool:
             self.close()
         self.size = self._written = 0
         self._pending = self._tail = b""
+        self._named = None
         self._abandoned = False
 
     def close(self) -> None:

@@ -46,11 +46,16 @@ class Programs:
         return [self.effect, self.found, len(self._left)]
 
     def resume(self, memo: list[Any]) -> Program:
-        """Return the program that runs, according to another worker's `memo`; those behind it are still to come."""
+        """Return the program that runs, according to another worker's `memo`; those behind it are still to come.
+
+        Raises ValueError if the memo is of other programs, or none had begun.
+        """
         self.effect, self.found, left = memo
         if self.found:
             self._skip_own()
         place = len(self._left) - int(left)
+        if not 0 < place <= len(self._left):
+            raise ValueError("its programs are others by now")
         program, self._left = self._left[place - 1], self._left[place:]
         return program
 

@@ -1,11 +1,11 @@
 """Recovery: what a new worker does about the attempts and results that a former one left unfinished."""
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from worker import clock, decide, process
 from worker.board import WAITING, Board, doubtful
-from worker.decide import End, Verdict
+from worker.decide import End, Reason, Verdict
 from worker.folder import Places
 from worker.ledger import DONE, FAILED, INTERRUPTED, UNKNOWN, Claim, Ending, Row
 from worker.plan import Plan, Step
@@ -18,7 +18,7 @@ _LOOK_AGAIN = 0.02
 def end_leftovers(rows: Iterable[Row], places: Places, wait: Callable[[float], None]) -> list[str]:
     """Kill what is left of the processes of these attempts; none is alive when this returns.
 
-    Under systemd nothing is left, since the unit's processes ended together.  Returns what was found.
+    Those that had a cgroup of their own have been ended with it.  Returns what was found.
     """
     markers = [f"STATE_DIRECTORY={places.state(row.step)}".encode() for row in rows]
     names: list[str] = []
@@ -30,23 +30,32 @@ def end_leftovers(rows: Iterable[Row], places: Places, wait: Callable[[float], N
 
 
 def judge_unclosed(
-    rows: Iterable[Row], plan: Plan, board: Board, boot: str, stopped: bool, worker: str, ended: str
+    rows: Iterable[Row],
+    plan: Plan,
+    board: Board,
+    boot: str,
+    stopped: bool,
+    worker: str,
+    ended: str,
+    reasons: Mapping[str, tuple[Reason, str]],
 ) -> list[tuple[Verdict, Ending]]:
     """Return how the attempts that no worker closed are to be closed.
 
     After a reboot, and after a stop that the disk was too full to record (`stopped`), that costs the step
     nothing; where the worker died it counts, so that a step which takes the worker down with it does not
     do so for ever.  `worker` is our name in the rows: the others were another one's, who has lost them.  `ended`
-    says how the last worker ended, if that is known.
+    says how the last worker ended, if that is known; `reasons` has, by step, what is known better than that.
     """
     found = []
     for row in rows:
         step = plan.by_id.get(row.step)
         mine = row.worker == worker
-        reason = "lease" if not mine else "reboot" if row.boot != boot else "stop" if stopped else "worker"
-        why = "" if mine else f"its worker {row.worker} was not heard of"
-        if reason == "worker" and ended:
-            why = f"the worker died with it ({ended})"
+        reason: Reason = "reboot" if row.boot != boot else "stop" if stopped else "worker"
+        why = f"the worker died with it ({ended})" if reason == "worker" and ended else ""
+        if not mine:
+            reason, why = "lease", f"its worker {row.worker} was not heard of"
+        elif row.step in reasons:
+            reason, why = reasons[row.step]
         end = End(None, interrupted_by=reason, effect="open", why=why)
         retry, redo = (step.task.retry, step.task.redo) if step else (Retry(), "always")
         verdict = decide.judge(end, board.progress(row.step), retry, 0.0, redo)

@@ -18,6 +18,7 @@ from worker import (
     decide,
     environment,
     ledger,
+    points,
     process,
     status,
 )
@@ -82,7 +83,7 @@ class Run:
         self._store = places.ledger if settings.ledger is None else "the ledger"
         self._events = Events()
         self._running: dict[str, Attempt] = {}
-        self._slots = Slots(places, notifier, Tree.find(environ), before.stored)
+        self._slots = Slots(places, notifier, Tree.find(environ), before.stored, before.same_place)
         self._watchdog = Watchdog(self._events, notifier, self._running, self._slots.looked)
         self._disk = Disk(journal, self._watchdog.wait, lambda: self._stopping or self._leaving)
         self._stopping = False
@@ -109,7 +110,7 @@ class Run:
 
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
-        numbers = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+        numbers = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
         signals = Signals(self._events, numbers, self._on_signal)
         server = control.Server(self._places.control, self._events, self.snapshot, self._broker)
         try:
@@ -214,6 +215,7 @@ class Run:
         for entry in ended:
             self._crew.dismiss(entry.attempt)
             self._broker.ended(entry.ending.step)
+            points.at("attempt-dismissed")
         for attempt, verdict, ending, found, again in ended:
             if ending.step in recorded.lost:
                 self._discard(ending)
@@ -358,17 +360,22 @@ class Run:
         if "counted_from" in facts:
             found = self._standing.read()
         unbegun, closing = self._succession.enter(found.unclosed)
+        if self._stopping:  # told to meanwhile
+            closing += self._succession.give_back(unbegun)
+            for attempt in self._running.values():
+                attempt.interrupt("stop", STOP_GRACE, clock.monotonic())
         if self._succession.close(closing):
             self._keeper.changed()
         self._broker.inherit(self._succession.claims())
         self._outcomes.effect("skipped", self._board.count(boards.DONE))
         self._announce(found)
-        self._succession.begin(unbegun)
+        if not self._stopping and not self._leaving:
+            self._succession.begin(unbegun)
         self._succession.know_again(found.gone)
 
     def _announce(self, found: boards.Replay) -> None:
-        if self._before.ended:
-            self._journal.event("state", f"the last worker was not well: {self._before.ended}", priority=NOTICE)
+        if self._before.ends:
+            self._journal.event("state", f"the last worker was not well: {self._before.ends[-1]}", priority=NOTICE)
         news = status.opening(self._places.run, self._board, self._places.root)
         if news is not None:
             self._journal.event(news.event, news.text, priority=news.priority)
@@ -425,11 +432,12 @@ class Run:
                 attempt.on_exits(ended, now)
         elif number == signal.SIGHUP and not self._hangup_stops:
             self._reload = True
+        elif number == signal.SIGUSR1:
+            if self._slots.live and not self._stopping:
+                self._leaving = True
+                self._notifier.stopping("another worker takes over", _EXIT_GRACE)
         elif self._leaving:
             pass  # the SIGTERM that comes with it
-        elif number == signal.SIGUSR1 and self._slots.live and not self._stopping:
-            self._leaving = True
-            self._notifier.stopping("another worker takes over", _EXIT_GRACE)
         elif self._stopping:
             for attempt in self._running.values():
                 attempt.kill()

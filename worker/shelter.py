@@ -12,10 +12,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from worker import process
+from worker import files, points, process
 from worker.cgroup import Group, Tree
 from worker.folder import Places
 from worker.output import CHUNK
@@ -27,7 +27,6 @@ _PAGE = 4096
 _LEADER = os.path.join(os.path.dirname(__file__), "leader.sh")
 _REPORT = re.compile(r"pid (\d+)\n(.*?)(?:exit (\d+)\n)?", re.DOTALL)
 _BY_SIGNAL = 128
-_QUIET = (signal.SIGINT, signal.SIGPIPE)  # of these no shell says anything
 
 
 class Report(NamedTuple):
@@ -64,9 +63,9 @@ class Shelter:
         shelter = cls(tree.make(slot), notifier, places, slot, ends[0][0], ends[1][0])
         for _read, write in ends:
             os.close(write)
-        for name, (read, _write) in zip(names(slot), ends, strict=False):
-            notifier.store(name, read)
-        notifier.store(names(slot)[2], socket)
+        for name, fd in zip(names(slot), (ends[0][0], ends[1][0], socket), strict=True):
+            notifier.discard(name)  # whatever an earlier worker has left under it
+            notifier.store(name, fd)
         return shelter
 
     def keep_socket(self, socket: int) -> None:
@@ -75,10 +74,14 @@ class Shelter:
         self._notifier.discard(name)
         self._notifier.store(name, socket)
 
-    def expect(self) -> None:
-        """Let the next program have a report of its own; `save` before it is started."""
-        self._remove_report()
+    def announce(self, memo: Callable[[], Mapping[str, Any]]) -> None:
+        """Let the next program have a report of its own, and the next worker know of it, before it is started."""
+        before = self._report()
         self._program = time.monotonic_ns()
+        self.save(memo())
+        points.at("program-announced")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(before)
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
         """Start `argv` as process.spawn does, in the cgroup and with the pipes of the slot; return its leader's pid.
@@ -105,15 +108,11 @@ class Shelter:
         if found[3] is None:
             return Report(pid)
         number = int(found[3]) - _BY_SIGNAL
-        by_signal = number in signal.valid_signals() and (said or number in _QUIET)
-        return Report(pid, -number if by_signal else int(found[3]))
+        # Of SIGINT and SIGPIPE no shell says anything; those who are asked to end by them exit like that, too.
+        return Report(pid, -number if said and number in signal.valid_signals() else int(found[3]))
 
     def _report(self) -> str:
         return self._places.report(self._slot, self._program)
-
-    def _remove_report(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._report())
 
     # -- the memo
 
@@ -126,11 +125,11 @@ class Shelter:
         if len(data) <= _PAGE:
             os.pwrite(self._memo_fd, data, 0)  # what is left behind the newline of a longer one is not read
             return
-        with open(f"{self._memo}.new", "wb") as file:
-            file.write(data)
+        fd = os.open(f"{self._memo}.new", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        files.write_all(fd, data)
         os.rename(f"{self._memo}.new", self._memo)
         os.close(self._memo_fd)
-        self._memo_fd = os.open(self._memo, os.O_RDWR | os.O_CLOEXEC)
+        self._memo_fd = fd
 
     def resume(self, memo: Mapping[str, Any]) -> None:
         """Let the program that runs be the one of an earlier worker's memo."""
@@ -140,7 +139,8 @@ class Shelter:
         """Note that no attempt is here any more."""
         self._saved = b""
         os.ftruncate(self._memo_fd, 0)
-        self._remove_report()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._report())
 
     def close(self) -> None:
         """Close our ends; everything else stays as it is."""
@@ -153,16 +153,18 @@ def names(slot: int) -> tuple[str, str, str]:
     return f"slot-{slot}.out", f"slot-{slot}.err", f"slot-{slot}.notify"
 
 
-def memos(places: Places) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the slots with an attempt that an earlier worker has left, each with its memo."""
+def memos(places: Places) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield the slots with an attempt that an earlier worker has left, each with its memo, None if that is unusable."""
     for name in os.listdir(places.runtime):
         stem, _, number = name.partition(".")
         if stem != "memo" or not number.isdecimal():
             continue
-        try:
-            with open(f"{places.runtime}/{name}", "rb") as file:
-                found = json.loads(file.readline())
-        except (OSError, ValueError):
+        with open(f"{places.runtime}/{name}", "rb") as file:
+            line = file.readline()
+        if not line:
             continue
-        if isinstance(found, dict) and found.get("format") == _FORMAT:
-            yield int(number), found
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        yield int(number), found if isinstance(found, dict) and found.get("format") == _FORMAT else None

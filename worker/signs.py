@@ -54,9 +54,11 @@ class NotifySocket:
         With `fd` it is that socket, which an earlier worker has bound there.
         """
         self.path = path
+        self._inode = -1
         if fd is not None:
             self._socket = socket.socket(fileno=fd)
-            self._inode = os.stat(path).st_ino
+            with contextlib.suppress(OSError):  # the step may have removed it
+                self._inode = os.stat(path).st_ino
             return
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

@@ -1,12 +1,13 @@
 """The slots: one for each step at a time; those in which steps have outlived the last worker are taken over.
 
-Where systemd has delegated the unit's cgroup each slot has a shelter, and a sentinel is posted; elsewhere a step's
-processes end with the worker, or are ended by the next one.
+Where systemd has delegated the unit's cgroup each slot has a shelter, and a sentinel is posted; elsewhere what is left
+of a dead worker's steps is ended by the next one.
 """
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import signal
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from worker import clock, process, sentinel, shelter
@@ -24,12 +25,17 @@ _LOOK_AGAIN = 0.02
 class Slots:
     """Those that are free, and what the last worker has left in others.
 
-    `continuous`: the last worker's runtime folder is still there, so an attempt without a memo never began.
-    `unseen_since`: when that worker last looked around (monotonic clock).
+    `continuous`: that worker kept memos here, and none is unreadable, so an attempt without one never began.
+    `unseen_since`: when it last looked around (monotonic clock).
     """
 
-    def __init__(self, places: Places, notifier: Notifier, tree: Tree | None, stored: Mapping[str, int]) -> None:
-        """`stored`: what systemd has kept for us.  Raises OSError."""
+    def __init__(
+        self, places: Places, notifier: Notifier, tree: Tree | None, stored: Mapping[str, int], same_place: bool
+    ) -> None:
+        """`stored`: what systemd has kept for us; `same_place`: the last worker's runtime folder was ours.
+
+        Raises OSError.
+        """
         self.live = tree is not None
         self.continuous = False
         self.unseen_since = clock.monotonic()
@@ -41,14 +47,19 @@ class Slots:
         self._free: list[Slot] = []
         self._seen = -1
         if tree is not None:
+            _kill_latecomers(tree)
             self._sentinel = sentinel.post(tree, notifier, self._stored.pop(sentinel.NAME, None))
-            self._look_back()
+            self._look_back(same_place)
+        else:
+            with contextlib.suppress(OSError):
+                os.unlink(places.seen)  # we keep no memos
 
-    def _look_back(self) -> None:
+    def _look_back(self, same_place: bool) -> None:
         with contextlib.suppress(OSError, ValueError), open(self._places.seen, encoding="ascii") as file:
             self.unseen_since = min(float(file.read()), clock.monotonic())
-            self.continuous = True
+            self.continuous = same_place and all(memo is not None for _slot, memo in shelter.memos(self._places))
         self._seen = os.open(self._places.seen, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.looked(clock.monotonic())
 
     def looked(self, now: float) -> None:
         """Note that the worker has looked around, for the next one."""
@@ -74,30 +85,34 @@ class Slots:
     # -- what the last worker has left
 
     def left(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the slots with an attempt that may go on, each with its memo."""
-        if self._tree is not None:
-            for number, memo in shelter.memos(self._places):
-                if all(name in self._stored for name in shelter.names(number)):
-                    yield number, memo
+        """Yield the slots with an attempt of the last worker, each with its memo."""
+        for number, memo in shelter.memos(self._places) if self.live else ():
+            if memo is not None:
+                yield number, memo
 
     def take_over(self, number: int) -> Slot:
-        """Return a slot in which a step has outlived the last worker.  Raises OSError."""
-        assert self._tree is not None
-        stdout, stderr, notify = (self._stored.pop(name) for name in shelter.names(number))
-        socket = NotifySocket(self._places.notify(number), notify)
-        home = Shelter(self._tree.make(number), self._notifier, self._places, number, stdout, stderr)
-        self._used.add(number)
-        return Slot(number, self._places, socket, home)
+        """Return a slot in which a step has outlived the last worker.
 
-    def end_others(self, wait: Callable[[float], None]) -> list[str]:
-        """End every step that was not taken over; return the names of its processes."""
+        Raises LookupError if systemd has not kept all of its descriptors, and OSError.
+        """
+        assert self._tree is not None
+        names = shelter.names(number)
+        stdout, stderr, notify = (self._stored[name] for name in names)
+        home = Shelter(self._tree.make(number), self._notifier, self._places, number, stdout, stderr)
+        for name in names:
+            del self._stored[name]
+        self._used.add(number)
+        return Slot(number, self._places, NotifySocket(self._places.notify(number), notify), home)
+
+    def end_others(self, going_on: Collection[int], wait: Callable[[float], None]) -> list[str]:
+        """End every step that is not in one of the slots `going_on`; return the names of its processes."""
         names = []
         for name, fd in self._stored.items():
             os.close(fd)
             self._notifier.discard(name)
         self._stored.clear()
         for number, group in self._tree.groups() if self._tree is not None else ():
-            if number in self._used:
+            if number in going_on:
                 continue
             names += [f"{found.name} ({found.pid})" for found in process.look_at(group.pids())]
             while group.populated():
@@ -105,7 +120,7 @@ class Slots:
                 wait(clock.monotonic() + _LOOK_AGAIN)
         for name in os.listdir(self._places.runtime) if self.live else ():
             kind, _, rest = name.partition(".")
-            if kind in ("memo", "report") and rest.partition(".")[0] not in map(str, self._used):
+            if kind in ("memo", "report") and rest.partition(".")[0] not in map(str, going_on):
                 os.unlink(f"{self._places.runtime}/{name}")
         return names
 
@@ -119,3 +134,14 @@ class Slots:
         if self._seen >= 0:
             os.close(self._seen)
             self._seen = -1
+
+
+def _kill_latecomers(tree: Tree) -> None:
+    """Kill a leader that the last worker has just started and that has not come to its cgroup yet.
+
+    Nothing but the worker belongs in the unit's own.
+    """
+    for pid in tree.pids():
+        if pid != os.getpid():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)

@@ -21,6 +21,8 @@ _PIPE_SMALL = 64 * 1024  # what a pipe holds unless told otherwise (pipe(7))
 # What is read at most from a pipe once the step has ended; more than any pipe holds (pipe(7)).
 _DRAIN_MAX = 16 * 1024 * 1024
 _RETRY_DISK = 1.0
+# Of a line that was begun when the worker died, the next one reads so much again.
+_AGAIN_MAX = 1024 * 1024
 
 
 class _Stream:
@@ -64,38 +66,51 @@ class Streams:
         for stream in self._open:
             self._watch(stream)
 
-    def drain(self) -> None:
-        """Take what is still in the pipes, a full disk or not: it is little.  Then let go of them."""
+    def drain(self, at_once: bool = True) -> bool:
+        """Take what is still in the pipes, then let go of them.
+
+        On a full disk what comes from a pipe that is kept is left there unless `at_once`, so that it outlives the
+        worker; return False then, and hold until `retry`.
+        """
         for stream in self._open:
             for _ in range(_DRAIN_MAX // CHUNK):
-                if stream.fd < 0 or not self._drain(stream):
+                if stream.fd < 0 or not self._drain(stream, at_once or not self._kept):
                     break
+            if self.held_since is not None and not at_once:
+                return False
             if stream.fd >= 0:
                 self._close(stream)
             self._skipped[id(stream.spool)] += stream.skipped
         self._open = []
+        self.held_since = None
+        return True
 
-    def _drain(self, stream: _Stream) -> bool:
+    def _drain(self, stream: _Stream, at_once: bool) -> bool:
         try:
             return self._take(stream, stream.spool.take)
-        except OSError:
-            return self._take(stream, stream.spool.absorb)
+        except OSError as exc:
+            if at_once:
+                return self._take(stream, stream.spool.absorb)
+            self._hold(exc, stream)
+            return False
 
     # -- a worker's end
 
     def memo(self) -> dict[str, Any]:
         """Return what the next worker needs to go on: where the journal has got to."""
         skipped = self._skipped[id(self.output)], self._skipped[id(self.log)]
-        return {"skipped": skipped, "open": [(stream.begun, stream.skipped) for stream in self._open]}
+        open_ones = [(stream.begun, stream.skipped) for stream in self._open]
+        return {"skipped": skipped, "open": open_ones, "fault": self.fault}
 
     def resume(self, memo: dict[str, Any]) -> None:
         """Go on, after `attach`, from what an earlier worker's `memo` says; its spools are resumed."""
+        self.fault = memo["fault"]
         self._skipped[id(self.output)], self._skipped[id(self.log)] = memo["skipped"]
         for stream, (begun, skipped) in zip(self._open, memo["open"], strict=False):
             stream.skipped = skipped
             if stream is not self._open[0] and stream.spool is self._open[0].spool:
                 break  # both are in one file
-            stream.begun = place = min(begun, stream.spool.size)
+            stream.begun = place = min(max(begun, stream.spool.size - _AGAIN_MAX), stream.spool.size)
             while data := stream.spool.read(place, CHUNK):
                 self._pass_on(stream, data, place)
                 place += len(data)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from worker import board as boards
 from worker import ledger, recovery
 from worker.crew import Crew
-from worker.decide import Verdict
+from worker.decide import Reason, Verdict
 from worker.folder import Places
 from worker.journal import NOTICE, Journal
 from worker.ledger import Claim, Ledger, Row
@@ -20,16 +20,21 @@ from worker.results import Results
 from worker.slots import Slots
 from worker.standing import Standing
 
+# A step that has outlived so many workers which were not well is taken for the cause.
+_DEATHS_MAX = 10
+
 
 class Predecessor(NamedTuple):
-    """The worker before: whether it ended in order, so that no step died because of it; else how, as far as is known.
+    """The worker before: whether it ended in order, so that no step died because of it.
 
-    `stored`: the descriptors that systemd has kept from it.
+    `ends`: how it ended, and others since a worker got as far as this, if they were not well and that is known.
+    `stored`: the descriptors that systemd has kept from it; `same_place`: its runtime folder was ours.
     """
 
     in_order: bool
-    ended: str
+    ends: list[str]
     stored: Mapping[str, int]
+    same_place: bool
 
 
 class Succession:
@@ -63,6 +68,7 @@ class Succession:
         self._tell = tell
         self._boot = boot
         self._before = before
+        self._reasons: dict[str, tuple[Reason, str]] = {}  # why attempts do not go on, where that is not plain
 
     def enter(self, rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
         """Let the attempts of these unclosed rows go on that can; return those that never began, and those to close.
@@ -72,23 +78,35 @@ class Succession:
         left = {(memo.get("step"), memo.get("number")): (slot, memo) for slot, memo in self._slots.left()}
         unbegun, closing = [], []
         for row in rows:
-            step = self._standing.plan.by_id.get(row.step)
-            ours = row.worker == self._ledger.worker and row.boot == self._boot
-            same = step is not None and self._standing.plan.digest(step) == row.definition
             found = left.get((row.step, row.number))
-            if step is None or not same or not ours:
+            if not self._goes_on(row, found):
                 closing.append(row)
-            elif found is not None and self._crew.adopt(row, step, self._standing.board.progress(step.id), *found):
-                self._standing.board.set(step.id, boards.RUNNING)
-                text = f"{step.id}: attempt {row.number} goes on, it has outlived its worker"
-                self._journal.event("step-adopted", text, step=step.id, attempt=row.number, priority=NOTICE)
-            elif found is None and self._slots.continuous:
+            elif found is None:
                 unbegun.append(row)
             else:
-                closing.append(row)
-        for name in self._slots.end_others(self._wait):
+                self._standing.board.set(row.step, boards.RUNNING)
+                text = f"{row.step}: attempt {row.number} goes on, it has outlived its worker"
+                self._journal.event("step-adopted", text, step=row.step, attempt=row.number, priority=NOTICE)
+        for name in self._slots.end_others(self._crew.slots(), self._wait):
             self._journal.event("leftovers", f"ended {name}, whose attempt does not go on", priority=NOTICE)
         return unbegun, closing
+
+    def _goes_on(self, row: Row, found: tuple[int, dict[str, Any]] | None) -> bool:
+        """Return whether an attempt that was `found` in a slot, or never began, is ours and goes on."""
+        step = self._standing.plan.by_id.get(row.step)
+        if step is None or row.worker != self._ledger.worker or row.boot != self._boot:
+            return False
+        if self._standing.plan.digest(step) != row.definition:
+            self._reasons[row.step] = ("stop", "the list defines it otherwise by now")
+            return False
+        if found is None:
+            return self._slots.continuous
+        slot, memo = found
+        memo["deaths"] = memo.get("deaths", 0) + len(self._before.ends)
+        if memo["deaths"] >= _DEATHS_MAX:
+            self._reasons[row.step] = ("worker", f"{memo['deaths']} workers died while it ran")
+            return False
+        return self._crew.adopt(row, step, self._standing.board.progress(step.id), slot, memo)
 
     def claims(self) -> list[Effect]:
         """Return the claims of effects that the worker before has granted to the steps which go on."""
@@ -103,11 +121,17 @@ class Succession:
         """Start attempts that were claimed by the worker before and never began."""
         for row in rows:
             step = self._standing.plan.by_id[row.step]
-            claim = Claim(
-                row.step, row.number, row.definition, row.started, row.boot, row.key, step.task.redo == "always"
-            )
-            self._standing.board.set(row.step, boards.RUNNING)
-            self._crew.start(claim, step, self._standing.board.progress(row.step))
+            harmless = step.task.redo == "always"
+            claim = Claim(row.step, row.number, row.definition, row.started, row.boot, row.key, harmless)
+            self._journal.event("step-started", f"{row.step}: started", step=row.step, attempt=row.number)
+            started = self._crew.start(claim, step, self._standing.board.progress(row.step))
+            self._standing.board.set(row.step, boards.RUNNING if started else boards.ELSEWHERE)
+
+    def give_back(self, rows: Iterable[Row]) -> list[Row]:
+        """Note that these attempts never began and shall not, since the worker stops; return them."""
+        found = list(rows)
+        self._reasons |= {row.step: ("stop", "the worker was stopped before it began") for row in found}
+        return found
 
     def close(self, rows: list[Row]) -> bool:
         """Close attempts that died with their worker, after ending what is left of their processes.
@@ -117,8 +141,8 @@ class Succession:
         for name in recovery.end_leftovers(rows, self._places, self._wait):
             self._journal.event("leftovers", f"ended {name}, left by a dead worker", priority=NOTICE)
         plan, board, worker = self._standing.plan, self._standing.board, self._ledger.worker
-        stopped, ended = self._before.in_order, self._before.ended
-        closed = recovery.judge_unclosed(rows, plan, board, self._boot, stopped, worker, ended)
+        stopped, ended = self._before.in_order, "".join(self._before.ends[-1:])
+        closed = recovery.judge_unclosed(rows, plan, board, self._boot, stopped, worker, ended, self._reasons)
         if not closed:
             return False
         lost = self._persist(lambda: self._ledger.record([ending for _, ending in closed], [], 0)).lost

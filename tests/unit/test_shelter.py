@@ -9,6 +9,7 @@ import pytest
 
 from worker import shelter
 from worker.cgroup import Group, Memory
+from worker.family import Cohort
 from worker.folder import Places
 from worker.output import Spool
 from worker.process import SpawnError
@@ -46,7 +47,7 @@ def home(places: Places) -> Iterator[Shelter]:
 
 def run(home: Shelter, *argv: str) -> tuple[Report | None, int]:
     """Run a program; return what it has left behind, and what its parent saw of it."""
-    home.expect()
+    home.announce(dict)
     pid = home.spawn(argv, ENV, "/")
     _pid, status = os.waitpid(pid, 0)
     report = home.report()
@@ -61,7 +62,9 @@ def run(home: Shelter, *argv: str) -> tuple[Report | None, int]:
         ("exit 75", 75),
         ("exit 137", 137),
         ("exit 143", 143),
-        *((f"kill -{name} $$", -getattr(signal, f"SIG{name}")) for name in ("KILL", "TERM", "SEGV", "INT", "PIPE")),
+        *((f"kill -{name} $$", -getattr(signal, f"SIG{name}")) for name in ("KILL", "TERM", "SEGV")),
+        ("exit 130", 130),
+        ("exit 141", 141),
     ],
 )
 def test_the_exit_status_is_the_programs_own(home: Shelter, script: str, status: int) -> None:
@@ -87,7 +90,7 @@ def test_a_leader_waits_for_its_program_through_signals(home: Shelter) -> None:
     """
     The whole step is asked to end; what the program makes of that is what counts.
     """
-    home.expect()
+    home.announce(dict)
     pid = home.spawn(["/bin/sh", "-c", "trap 'exit 9' TERM; echo up; while :; do sleep 0.01; done"], ENV, "/")
     os.set_blocking(home.pipes.stdout, True)
     assert os.read(home.pipes.stdout, 10) == b"up\n"
@@ -126,8 +129,7 @@ def test_a_report_is_of_one_program_only(home: Shelter) -> None:
     A worker that dies between two programs does not take the end of the first for that of the second.
     """
     run(home, "/bin/true")
-    home.expect()
-    home.save({"step": "a"})
+    home.announce(lambda: {"step": "a"})
     assert home.report() is None
 
 
@@ -138,6 +140,7 @@ def test_the_memo_is_what_was_saved_last(places: Places, home: Shelter) -> None:
     for text in ("x" * 100, "y", "z" * 5000, "", "w" * 200):
         home.save({"step": "a", "text": text})
         ((slot, memo),) = shelter.memos(places)
+        assert memo is not None
         assert (slot, memo["step"], memo["text"]) == (0, "a", text)
     home.forget()
     assert list(shelter.memos(places)) == []
@@ -150,7 +153,7 @@ def test_a_memo_of_another_version_is_nobodys(places: Places, home: Shelter) -> 
     home.save({"step": "a"})
     path = Path(places.memo(0))
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    assert list(shelter.memos(places)) == []
+    assert list(shelter.memos(places)) == [(0, None)]
 
 
 def test_memory_is_told_of_the_step_or_else_of_the_unit(tmp_path: Path) -> None:
@@ -165,3 +168,8 @@ def test_memory_is_told_of_the_step_or_else_of_the_unit(tmp_path: Path) -> None:
     (tmp_path / "slot-0/memory.events").write_text("low 0\noom_kill 1\noom_group_kill 0\n")
     (tmp_path / "slot-0/memory.peak").write_text("536870912\n")
     assert group.memory() == Memory(1, 536870912)
+    family = Cohort(group)
+    assert family.memory_fault(0, -signal.SIGKILL) == "killed for memory; at most 512 MiB were in use"
+    assert family.memory_fault(0, 137).startswith("exited with status 137, and a process was killed for memory")
+    assert family.memory_fault(0, 9) == ""
+    assert family.memory_fault(1, -signal.SIGKILL) == "", "that was another step's"

@@ -1,0 +1,75 @@
+"""What agent.service has done around the worker (units/hooks.sh), as far as it needs no systemd."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HOOKS = Path(__file__).resolve().parents[2] / "units" / "hooks.sh"
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path) -> Path:
+    """A systemctl that fails, as while systemd is being upgraded; a test may write another one."""
+    program = tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n")
+    program.chmod(0o755)
+    return program
+
+
+def hook(verb: str, tmp_path: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "CGROUPS": str(tmp_path / "cgroups"), **more}
+    return subprocess.run(["sh", HOOKS, verb, "agent.service"], env=env, capture_output=True, text=True)
+
+
+@pytest.mark.usefixtures("systemctl")
+def test_who_is_in_no_unit_kills_nobody(tmp_path: Path) -> None:
+    """
+    Whatever systemd answers: outside the unit's cgroup nothing is touched, least of all at the root.
+    """
+    others = [tmp_path / "cgroups" / name for name in ("system.slice", "user.slice", "init.scope")]
+    for folder in others:
+        folder.mkdir(parents=True)
+        (folder / "cgroup.kill").write_text("")
+    (tmp_path / "cgroups/cgroup.procs").write_text(f"{os.getpid()}\n")
+    done = hook("ended", tmp_path, SERVICE_RESULT="success", EXIT_STATUS="0")
+    assert all((folder / "cgroup.kill").read_text() == "" for folder in others), done
+
+
+def test_only_a_restart_is_told_to_the_worker(tmp_path: Path, systemctl: Path) -> None:
+    """
+    By SIGUSR1, before SIGTERM; a stop, and a worker that has just died, are none.
+    """
+    for job, signalled in (("stop", False), ("restart", True)):
+        systemctl.write_text(f"#!/bin/sh\necho '1 other.service restart waiting\n23 agent.service {job} running'\n")
+        with subprocess.Popen(["sh", "-c", "trap 'exit 7' USR1; echo up; sleep 0.5 & wait; exit 0"],
+                              stdout=subprocess.PIPE) as worker:  # fmt: skip
+            assert worker.stdout is not None and worker.stdout.readline() == b"up\n"
+            hook("stop", tmp_path, MAINPID=str(worker.pid))
+            assert worker.wait() == (7 if signalled else 0)
+    assert hook("stop", tmp_path).stderr.strip().endswith("it has just died")
+
+
+@pytest.mark.usefixtures("systemctl")
+def test_temporary_files_go_only_when_no_step_can_have_them(tmp_path: Path) -> None:
+    """
+    A runtime folder that is still there may have steps; systemd may name several folders in one variable.
+    """
+    for name in ("run", "cache", "state"):
+        (tmp_path / name).mkdir()
+    folders = {f"{kind}_DIRECTORY": f"{tmp_path}/{kind.lower()}:/nonexistent" for kind in ("CACHE", "STATE")}
+    folders["RUNTIME_DIRECTORY"] = f"{tmp_path}/run:/nonexistent"
+    (tmp_path / "cache/closed").mkdir()
+    (tmp_path / "cache/closed/file").write_text("x")
+    (tmp_path / "cache/closed").chmod(0o500)
+    (tmp_path / "run/seen").write_text("1")
+    hook("prepare", tmp_path, **folders)
+    assert (tmp_path / "cache/closed/file").exists()
+    (tmp_path / "run/seen").unlink()
+    hook("prepare", tmp_path, **folders)
+    assert os.listdir(tmp_path / "cache") == []
+    for result in ("watchdog", "success"):
+        hook("note", tmp_path, SERVICE_RESULT=result, EXIT_CODE="killed", EXIT_STATUS="ABRT", **folders)
+    assert (tmp_path / "state/ended").read_text() == "watchdog killed ABRT\nsuccess killed ABRT\n"
