@@ -66,6 +66,15 @@ def keep_descriptors() -> None:
                 os.set_inheritable(int(entry), False)
 
 
+def allow_descriptors(count: int) -> None:
+    """Let this process have so many open, as far as its hard limit goes; steps have the same limit."""
+    import resource  # for those who need more than is usual
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
+
+
 def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Child:
     """Start `argv` in `cwd` with exactly `env`, in a new session, standard input from /dev/null.
 

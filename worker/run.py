@@ -55,6 +55,8 @@ T = TypeVar("T")
 # A step asked to end because the worker stops has this long; the unit's TimeoutStopSec= is longer.
 STOP_GRACE = 30.0
 _EXIT_GRACE = 10.0  # and the worker so long for its own last writes
+# Descriptors: each step at a time needs so many, the worker itself so many others; few steps fit into any limit.
+_EACH, _OTHERS, _FEW = 8, 128, 64
 # Where other workers were quicker, so many times in a row others are claimed before we look at what they have done.
 _CLAIM_TRIES = 3
 
@@ -343,6 +345,7 @@ class Run:
         """Take up what an earlier worker left."""
         found = self._standing.read()
         process.keep_descriptors()
+        self._allow_descriptors()
         process.become_subreaper()
         self._results.restore(thorough=self._persist(lambda: self._ledger.fact("boot")) != self._boot)
         facts = {
@@ -373,6 +376,10 @@ class Run:
             self._succession.begin(unbegun)
         self._succession.know_again(found.gone)
 
+    def _allow_descriptors(self) -> None:
+        if self._list.settings.concurrency > _FEW:
+            process.allow_descriptors(_EACH * self._list.settings.concurrency + _OTHERS)
+
     def _announce(self, found: boards.Replay) -> None:
         if self._before.ends:
             self._journal.event("state", f"the last worker was not well: {self._before.ends[-1]}", priority=NOTICE)
@@ -399,6 +406,7 @@ class Run:
         self._notifier.reloading()
         steps = self._list.read_again(lambda plan: self._persist(lambda: self._ledger.enlist(plan.listing())))
         if steps is not None:
+            self._allow_descriptors()
             self._standing.plan = steps
             self._succession.know_again(self._read_all().gone)
             facts = {"state": "running", "total": str(self._board.total)}

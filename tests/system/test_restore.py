@@ -435,3 +435,19 @@ tasks:
     service.wait("run-done")
     assert agent.read("/var/lib/agent/asked") == "asked\n"
     assert service.per_step("step-interrupted") == {"a": 1}
+
+
+def test_as_many_steps_as_there_may_be_outlive_their_worker(agent: Machine) -> None:
+    """
+    systemd hands 769 descriptors over.
+    """
+    tasks = "concurrency: 256\ntasks:\n  - {id: s, foreach: {range: 1-256}, run: 'until [ -e go ]; do sleep 1; done'}\n"
+    service = Service(agent, tasks, "[Service]\nWatchdogSec=30s\n")
+    service.start()
+    service.wait("step-started", "s@256")
+    service.kill("SIGKILL")
+    service.wait("run-started")
+    assert len(service.events("step-adopted")) == 256
+    agent.run("touch /var/lib/agent/work/go")
+    service.wait("run-done")
+    assert set(service.per_step("step-started").values()) == set(service.per_step("step-done").values()) == {1}
