@@ -29,6 +29,10 @@ stop() {
 
 # ExecStopPost: the worker has gone, whichever way.
 ended() {
+    if [ "$(job)" = restart ]; then
+        systemctl reset-failed "$UNIT"   # an admin may restart as often as he likes
+        return 0
+    fi
     if goes_on; then
         return 0
     fi
@@ -65,10 +69,7 @@ end_all() {
 
 # Whether another worker will go on with the steps of this one.
 goes_on() {
-    case "$(job)" in
-        restart) return 0 ;;
-        stop) return 1 ;;
-    esac
+    [ "$(job)" != stop ] || return 1
     case "$SERVICE_RESULT/$EXIT_STATUS" in
         # As RestartPreventExitStatus= has it.
         success/0 | */69 | */70 | */73 | */77 | */78) return 1 ;;

@@ -69,7 +69,9 @@ class Attempt:
         self.said = Said()
         self.definition = ""  # what the step was when it was claimed
         self.detail = ""  # what it was doing when it was ended for a limit
-        self.deaths = 0  # workers that were not well and have died while it ran
+        self.claimed = 0.0  # when, as the ledger has it
+        self.deaths: list[float] = []  # when workers that were not well have died while it ran (monotonic clock)
+        self._note: str | None = None
         self.unknown = ""  # the key of an effect inside it of which nobody can tell whether it happened
         self.lost = False  # the claim is another worker's by now: whatever comes of it is not recorded
         self.phase = RUNNING
@@ -121,6 +123,7 @@ class Attempt:
         self.streams = Streams(self.step.id, self.number, self.output, self.log, self._events, self._journal)
 
     def _prepare(self, base: Mapping[str, str], note: str | None) -> None:
+        self._note = note
         secrets = self.slot.lay_out(self.step.task.secrets)
         notify = self.slot.socket.path
         self._env = environment.build(base, self.step, self.number, self._places, notify, note, secrets)
@@ -177,10 +180,12 @@ class Attempt:
 
     def within_limits(self, now: float) -> bool:
         """Return whether the worker can vouch for this step: while it can, systemd's watchdog is pinged."""
-        if self.phase == RUNNING:
-            held_since = self.streams.held_since
-            return self._broken(now) is None if held_since is None else now < held_since + PATIENCE
-        return self.phase == OVER or now < self._vouched_until
+        if self.phase == OVER:
+            return True
+        held_since = self.streams.held_since
+        if held_since is not None and self.phase != ENDING:
+            return now < held_since + PATIENCE
+        return self._broken(now) is None if self.phase == RUNNING else now < self._vouched_until
 
     def excuse(self, seconds: float) -> None:
         """Charge no limit for `seconds` in which the worker itself did not run."""
@@ -250,9 +255,12 @@ class Attempt:
 
     def _memo(self) -> dict[str, Any]:
         return {
+            "run": self._places.run,
             "step": self.step.id,
             "number": self.number,
             "definition": self.definition,
+            "claimed": self.claimed,
+            "note": self._note,
             "started": [self.started, self.started_wall],
             "ask_first": self._ask_first,
             "programs": self._programs.memo(),
@@ -269,9 +277,7 @@ class Attempt:
             "log": self.log.inode() if self.over else None,
         }
 
-    def adopt(
-        self, memo: Mapping[str, Any], base: Mapping[str, str], note: str | None, best: float, now: float
-    ) -> None:
+    def adopt(self, memo: Mapping[str, Any], base: Mapping[str, str], best: float, now: float) -> None:
         """Go on with an attempt that an earlier worker has left as `memo` says; its slot was taken over.
 
         A program that has ended meanwhile is found ended; one that never began is started.  Raises OSError.
@@ -289,9 +295,15 @@ class Attempt:
         self._saved_before, self._kills_before = memo["before"]
         self.detail, self.deaths = memo["detail"], memo["deaths"]
         self._limit, self._interrupted_by, self._why, self.unknown = memo["end"]
-        self._prepare(base, note)
-        self.output.resume(self._places.output(self.step.id), memo["output"])
-        self.log.resume(self._places.log(self.step.id, self.number), memo["log"])
+        self._prepare(base, memo["note"])
+        lost = ""
+        try:
+            self.output.resume(self._places.output(self.step.id), memo["output"])
+            self.log.resume(self._places.log(self.step.id, self.number), memo["log"])
+        except FileNotFoundError as exc:
+            lost = f"its output was removed while it ran: {exc.filename}"
+            self.output.prepare()
+            self.log.prepare()
         self._events.watch(self.slot.socket.fileno(), self._on_messages)
         if not self._leader.find():
             self._why = ""
@@ -299,6 +311,7 @@ class Attempt:
             return
         self.streams.attach(shelter.pipes, self._program.gives_result)
         self.streams.resume(memo["streams"])
+        self.streams.fault = self.streams.fault or lost
         if self.phase == ENDING:
             self._kill_at, self._vouched_until = now, now + KILL_PATIENCE
         self._leader.watch()
@@ -443,3 +456,4 @@ class Attempt:
         for sign, pid in self.slot.socket.receive():
             if self._family.holds(pid):
                 self.said.take(sign, self.limits, self._best, self._events.now)
+                self.save()  # it says it but once

@@ -88,6 +88,7 @@ class Crew:
         slot = self._slots.take()
         ask_first = past.unsure and step.task.redo == "check"
         attempt = self._attempt(step, claim.number, slot, ask_first, claim.definition)
+        attempt.claimed = claim.started
         note = self._note(attempt, past) if claim.number > 1 else None
         self._tidy(slot, step)
         slow = clock.monotonic() - began > _SLOW
@@ -109,17 +110,17 @@ class Crew:
         except (LookupError, OSError):
             return False
         attempt = self._attempt(step, row.number, slot, bool(memo.get("ask_first")), row.definition)
-        note = self._places.note(slot.number)
+        attempt.claimed = row.started
         points.at("adopting")
         self.running[step.id] = attempt
         try:
-            attempt.adopt(memo, self._base, note if os.path.exists(note) else None, past.best, clock.monotonic())
+            attempt.adopt(memo, self._base, past.best, clock.monotonic())
         except (AgentError, OSError, LookupError, TypeError, ValueError) as exc:
             self._journal.warning(f"{step.id}: cannot be taken over ({exc}); ending it")
             attempt.abandon()
             self._release(attempt)
             return False
-        attempt.excuse(max(0.0, clock.monotonic() - self._slots.unseen_since))
+        attempt.limits.excuse(max(0.0, clock.monotonic() - self._slots.unseen_since))
         attempt.save()
         points.at("adopted")
         self.started += 1

@@ -20,7 +20,7 @@ import struct
 import time
 from typing import NamedTuple
 
-from worker.errors import StateError, StateHeld
+from worker.errors import CONFIG, STATE_HELD, STATE_UNUSABLE, STEP_FAILED, StateError, StateHeld
 
 # struct flock of fcntl(2) on 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
 _FLOCK = "hhqqi4x"
@@ -201,7 +201,7 @@ def ended(root: str) -> list[str]:
         os.unlink(path)
     except OSError:
         return []
-    ends = [line for line in lines if len(line) == 3 and line[0] != "success"]
+    ends = [line for line in lines if len(line) == 3 and line[0] != "success" and line[2] not in _ORDERLY]
     return [f"{how}, {f'exit status {status}' if code == 'exited' else f'SIG{status}'}" for how, code, status in ends]
 
 
@@ -210,6 +210,7 @@ def leave(held: Lock) -> None:
     _mark(held.fd, _IN_ORDER)
 
 
+_ORDERLY = [str(status) for status in (STEP_FAILED, STATE_UNUSABLE, STATE_HELD, CONFIG)]
 _AT_WORK, _IN_ORDER = b"at work \n", b"in order\n"
 
 

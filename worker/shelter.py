@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,25 +46,18 @@ class Shelter:
         self._notifier = notifier
         self._slot = slot
         self.pipes = Pipes(stdout, stderr, kept=True)
-        self._writes = [os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC) for fd in (stdout, stderr)]
         self._places = places
         self._program = 0  # the name of its report
         self._memo = places.memo(slot)
         self._memo_fd = os.open(self._memo, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.posix_fallocate(self._memo_fd, 0, _PAGE)  # what comes later needs no space
         self._saved = b""
 
     @classmethod
     def make(cls, tree: Tree, notifier: Notifier, places: Places, slot: int, socket: int) -> "Shelter":
         """Make one, of which `socket` is the notify socket.  Raises OSError."""
-        ends = [os.pipe2(os.O_CLOEXEC) for _ in range(2)]
-        for read, _write in ends:
-            os.set_blocking(read, False)
-            with contextlib.suppress(OSError):  # room for what is written while no worker reads
-                fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, CHUNK)
-        shelter = cls(tree.make(slot), notifier, places, slot, ends[0][0], ends[1][0])
-        for _read, write in ends:
-            os.close(write)
-        for name, fd in zip(names(slot), (ends[0][0], ends[1][0], socket), strict=True):
+        shelter = cls(tree.make(slot), notifier, places, slot, _new_pipe(), _new_pipe())
+        for name, fd in zip(names(slot), (*shelter.pipes[:2], socket), strict=True):
             notifier.discard(name)  # whatever an earlier worker has left under it
             notifier.store(name, fd)
         return shelter
@@ -93,7 +87,13 @@ class Shelter:
             reason = "Permission denied" if os.path.exists(program) else "No such file or directory"
             raise SpawnError(process.cannot_start(program, cwd, reason))
         words = ["sh", _LEADER, self.group.procs, self._report(), program, *argv[1:]]
-        return process.launch("/bin/sh", words, env, cwd, *self._writes)
+        # Opened anew, so that what one program makes of them (O_NONBLOCK) is nothing to the next.
+        writes = [os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC) for fd in self.pipes[:2]]
+        try:
+            return process.launch("/bin/sh", words, env, cwd, *writes)
+        finally:
+            for fd in writes:
+                os.close(fd)
 
     def report(self) -> Report | None:
         """Return what the program's leader has left behind; None if it never began."""
@@ -125,6 +125,10 @@ class Shelter:
         if len(data) <= _PAGE:
             os.pwrite(self._memo_fd, data, 0)  # what is left behind the newline of a longer one is not read
             return
+        with contextlib.suppress(OSError):  # as on a full disk: the old one stays, without the newest signs of life
+            self._replace(data)
+
+    def _replace(self, data: bytes) -> None:
         fd = os.open(f"{self._memo}.new", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         files.write_all(fd, data)
         os.rename(f"{self._memo}.new", self._memo)
@@ -136,16 +140,40 @@ class Shelter:
         self._program = memo["program"]
 
     def forget(self) -> None:
-        """Note that no attempt is here any more."""
-        self._saved = b""
-        os.ftruncate(self._memo_fd, 0)
+        """Note that no attempt is here any more, and let nobody who was of it write to the next."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._report())
+        self._saved = b""
+        os.pwrite(self._memo_fd, b"\n", 0)
+        for name, fd in zip(names(self._slot), self.pipes[:2], strict=False):
+            if not _is_closed(fd):  # somebody who is no longer of the step can still write there
+                new = _new_pipe()
+                os.dup2(new, fd, inheritable=False)
+                os.close(new)
+                self._notifier.discard(name)
+                self._notifier.store(name, fd)
 
     def close(self) -> None:
         """Close our ends; everything else stays as it is."""
-        for fd in (*self.pipes[:2], *self._writes, self._memo_fd):
+        for fd in (*self.pipes[:2], self._memo_fd):
             os.close(fd)
+
+
+def _new_pipe() -> int:
+    """Return the end to read from of a pipe that nobody writes to yet; the other one can be opened in /proc/self/fd."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    os.close(write)
+    os.set_blocking(read, False)
+    with contextlib.suppress(OSError):  # room for what is written while no worker reads
+        fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, CHUNK)
+    return read
+
+
+def _is_closed(read: int) -> bool:
+    """Return whether a pipe is empty, and nobody can write to it."""
+    poll = select.poll()
+    poll.register(read, select.POLLIN)
+    return poll.poll(0) == [(read, select.POLLHUP)]
 
 
 def names(slot: int) -> tuple[str, str, str]:
@@ -161,7 +189,7 @@ def memos(places: Places) -> Iterator[tuple[int, dict[str, Any] | None]]:
             continue
         with open(f"{places.runtime}/{name}", "rb") as file:
             line = file.readline()
-        if not line:
+        if not line.strip(b"\0\n"):
             continue
         try:
             found = json.loads(line)

@@ -49,17 +49,27 @@ class Slots:
         if tree is not None:
             _kill_latecomers(tree)
             self._sentinel = sentinel.post(tree, notifier, self._stored.pop(sentinel.NAME, None))
-            self._look_back(same_place)
+            self._look_back(same_place, tree)
         else:
             with contextlib.suppress(OSError):
                 os.unlink(places.seen)  # we keep no memos
 
-    def _look_back(self, same_place: bool) -> None:
-        with contextlib.suppress(OSError, ValueError), open(self._places.seen, encoding="ascii") as file:
-            self.unseen_since = min(float(file.read()), clock.monotonic())
-            self.continuous = same_place and all(memo is not None for _slot, memo in shelter.memos(self._places))
-        self._seen = os.open(self._places.seen, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.looked(clock.monotonic())
+    def _look_back(self, same_place: bool, tree: Tree) -> None:
+        with contextlib.suppress(OSError, ValueError), open(self._places.seen, encoding="utf-8") as file:
+            self.unseen_since = min(float(file.readline()), clock.monotonic())
+            self.continuous = same_place and file.read() == self._places.run and self._is_whole(tree)
+        self._seen = os.open(self._places.seen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.write(self._seen, b"%20.6f\n%s" % (clock.monotonic(), self._places.run.encode()))
+
+    def _is_whole(self, tree: Tree) -> bool:
+        """Return whether each slot with a trace of an attempt has a memo of it that can be read."""
+        memos = dict(shelter.memos(self._places))
+        slots = {number for number, group in tree.groups() if group.pids()}
+        for name in os.listdir(self._places.runtime):
+            kind, _, rest = name.partition(".")
+            if kind == "report":
+                slots.add(int(rest.partition(".")[0]))
+        return None not in memos.values() and slots <= memos.keys()
 
     def looked(self, now: float) -> None:
         """Note that the worker has looked around, for the next one."""

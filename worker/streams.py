@@ -106,10 +106,11 @@ class Streams:
         """Go on, after `attach`, from what an earlier worker's `memo` says; its spools are resumed."""
         self.fault = memo["fault"]
         self._skipped[id(self.output)], self._skipped[id(self.log)] = memo["skipped"]
+        shared = len({id(stream.spool) for stream in self._open}) == 1  # both in one file
         for stream, (begun, skipped) in zip(self._open, memo["open"], strict=False):
             stream.skipped = skipped
-            if stream is not self._open[0] and stream.spool is self._open[0].spool:
-                break  # both are in one file
+            if shared:
+                begun = stream.spool.size if stream is self._open[1] else max(place for place, _ in memo["open"])
             stream.begun = place = min(max(begun, stream.spool.size - _AGAIN_MAX), stream.spool.size)
             while data := stream.spool.read(place, CHUNK):
                 self._pass_on(stream, data, place)

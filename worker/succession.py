@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from worker import board as boards
-from worker import ledger, recovery
+from worker import clock, ledger, recovery
 from worker.crew import Crew
 from worker.decide import Reason, Verdict
 from worker.folder import Places
@@ -20,8 +20,9 @@ from worker.results import Results
 from worker.slots import Slots
 from worker.standing import Standing
 
-# A step that has outlived so many workers which were not well is taken for the cause.
-_DEATHS_MAX = 10
+# A step that has outlived so many workers which were not well, within so many seconds, is taken for the cause.
+_DEATHS_MAX, _DEATHS_IN = 10, 3600.0
+_SAME_TIME = 0.001
 
 
 class Predecessor(NamedTuple):
@@ -75,7 +76,11 @@ class Succession:
 
         No process of any other attempt is left when this returns.
         """
-        left = {(memo.get("step"), memo.get("number")): (slot, memo) for slot, memo in self._slots.left()}
+        left = {
+            (memo.get("step"), memo.get("number")): (slot, memo)
+            for slot, memo in self._slots.left()
+            if memo.get("run") == self._places.run
+        }
         unbegun, closing = [], []
         for row in rows:
             found = left.get((row.step, row.number))
@@ -102,10 +107,14 @@ class Succession:
         if found is None:
             return self._slots.continuous
         slot, memo = found
-        memo["deaths"] = memo.get("deaths", 0) + len(self._before.ends)
-        if memo["deaths"] >= _DEATHS_MAX:
-            self._reasons[row.step] = ("worker", f"{memo['deaths']} workers died while it ran")
+        if abs(memo.get("claimed", 0.0) - row.started) > _SAME_TIME:
+            return False  # another attempt of that number, from before the ledger was put back
+        now = clock.monotonic()
+        deaths = [at for at in memo.get("deaths", []) if now - at < _DEATHS_IN] + [now] * len(self._before.ends)
+        if len(deaths) >= _DEATHS_MAX:
+            self._reasons[row.step] = ("worker", f"{len(deaths)} workers died while it ran")
             return False
+        memo["deaths"] = deaths
         return self._crew.adopt(row, step, self._standing.board.progress(step.id), slot, memo)
 
     def claims(self) -> list[Effect]:

@@ -141,16 +141,16 @@ def test_hung_again_and_again_no_step_is_done_twice(agent: Machine) -> None:
 
 def test_restarted_again_and_again_no_step_is_done_twice(agent: Machine) -> None:
     """
-    `systemctl restart` hands the steps over.
+    `systemctl restart` hands the steps over, and counts against no limit of starts.
     """
-    service = Service(agent, RUN, NO_LIMIT)
+    service = Service(agent, RUN)
     service.start()
     service.wait("step-started")
-    for _ in range(5):
+    for _ in range(11):
         agent.run("systemctl restart agent")
         service.wait("step-adopted")
     service.wait("run-done")
-    assert len(service.events("run-left")) == 5
+    assert len(service.events("run-left")) == 11
     check_run(service)
 
 
@@ -451,3 +451,88 @@ def test_as_many_steps_as_there_may_be_outlive_their_worker(agent: Machine) -> N
     agent.run("touch /var/lib/agent/work/go")
     service.wait("run-done")
     assert set(service.per_step("step-started").values()) == set(service.per_step("step-done").values()) == {1}
+
+
+def test_what_a_step_has_said_is_known_to_the_next_worker(agent: Machine) -> None:
+    """
+    Its status, its progress, its spend, the time it asked for; and the journal has each of its lines once.
+    """
+    tasks = """
+tasks:
+  - id: a
+    timeout: 2s
+    run:
+      - python3
+      - -c
+      - |
+        import os, socket, time
+        worker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        worker.connect(os.environ["NOTIFY_SOCKET"])
+        worker.send(b"STATUS=counting\\nX_AGENT_PROGRESS=3/10\\nX_AGENT_SPEND=0.5\\nEXTEND_TIMEOUT_USEC=60000000")
+        for n in range(5): print("line", n, flush=True)
+        print("half a ", end="", flush=True)
+        while not os.path.exists("go"): time.sleep(0.02)
+        worker.send(b"X_AGENT_SPEND=0.25")
+        print("line", flush=True)
+"""
+    service = Service(agent, tasks)
+    service.start()
+    agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=line 4", after=service.mark)
+    agent.run("until agentctl status | grep -q counting; do sleep 0.05; done; sleep 2")
+    service.kill("SIGKILL")
+    service.wait("step-adopted", "a")
+    (found,) = service.status()["current"]
+    assert (found["status"], found["progress"], found["attempt"]) == ("counting", "3/10", 1)
+    agent.run("touch /var/lib/agent/work/go")
+    service.wait("run-done")
+    script = "import sqlite3; print(*sqlite3.connect('/var/lib/agent/ledger.db').execute('SELECT spend FROM attempts'))"
+    assert agent.run(["python3", "-c", script]).out == "(0.75,)\n"
+    said = [entry["MESSAGE"] for entry in agent.journal("SYSLOG_IDENTIFIER=a")]
+    assert said == [*(f"line {n}" for n in range(5)), "half a line"]
+
+
+def test_time_without_a_worker_is_charged_to_no_limit(agent: Machine) -> None:
+    """
+    A step that may be silent for three seconds is so for less than that while a worker lives.
+    """
+    tasks = "tasks:\n  - {id: a, stall_after: 3s, retry: {attempts: 1}, run: 'echo up; sleep 4; echo over'}\n"
+    service = Service(agent, tasks, "[Service]\nRestartSec=3s\n")
+    service.start()
+    agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=up", after=service.mark)
+    service.kill("SIGKILL")
+    service.wait("step-adopted", "a")
+    service.wait("run-done")
+    assert agent.read("/var/lib/agent/out/a") == "up\nover\n"
+
+
+def test_a_step_that_does_not_obey_is_killed_by_the_next_worker(agent: Machine) -> None:
+    """
+    The one that has asked it to end was killed before its time was up.
+    """
+    tasks = """
+tasks:
+  - {id: a, timeout: 1s, retry: {attempts: 1}, run: 'trap "" TERM; echo up; while :; do sleep 0.1; done'}
+"""
+    service = Service(agent, tasks)
+    service.start()
+    service.wait("step-ending", "a")
+    service.kill("SIGKILL")
+    service.wait("step-adopted", "a")
+    assert "took longer than its timeout of 1s" in service.wait("step-failed", "a")["MESSAGE"]
+
+
+def test_a_step_of_another_run_is_not_taken_for_ours(agent: Machine) -> None:
+    """
+    Two runs with the same step: what ran for the one when the other was started is ended, and done for its own.
+    """
+    task = "tasks:\n  - {id: a, run: 'echo $AGENT_RUN; until [ -e go ]; do sleep 0.02; done; echo $AGENT_RUN'}\n"
+    service = Service(agent, f"run: x\n{task}")
+    service.start()
+    for run in ("x", "y", "x"):
+        agent.write("/etc/agent/config.yaml", f"run: {run}\n{task}")
+        agent.run("systemctl restart agent")
+        agent.wait_journal("SYSLOG_IDENTIFIER=a", f"MESSAGE={run}", after=service.mark)
+        service.mark = agent.cursor()
+    agent.run("touch /var/lib/agent/work/go")
+    service.wait("run-done")
+    assert agent.read("/var/lib/agent/out/a") == "x\nx\n"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,7 +84,36 @@ def test_its_streams_and_arguments_are_its_own(home: Shelter, tmp_path: Path) ->
     out, err = Spool(str(tmp_path / "o")), Spool(str(tmp_path / "e"))
     assert out.take(home.pipes.stdout) == b"a b|$(id)||"
     assert err.take(home.pipes.stderr) == b"err\n"
-    assert out.take(home.pipes.stdout) is None, "the pipe has come to its end"
+    assert out.take(home.pipes.stdout) == b""
+
+
+def test_what_one_program_makes_of_its_pipes_is_nothing_to_the_next(home: Shelter) -> None:
+    """
+    A program that sets O_NONBLOCK, as asyncio does, leaves it on for all who share the open file.
+    """
+    script = "import fcntl, os; flags = fcntl.fcntl(1, fcntl.F_GETFL); fcntl.fcntl(1, fcntl.F_SETFL, flags | {})"
+    report, _ = run(home, sys.executable, "-c", script.format(os.O_NONBLOCK))
+    assert report is not None and report.status == 0
+    check = f"import fcntl, sys; sys.exit(bool(fcntl.fcntl(1, fcntl.F_GETFL) & {os.O_NONBLOCK}))"
+    report, _ = run(home, sys.executable, "-c", check)
+    assert report is not None and report.status == 0
+
+
+def test_a_process_that_got_away_writes_to_nobody(home: Shelter, tmp_path: Path) -> None:
+    """
+    It keeps the pipe of the step that it came from; the next step in the slot has another.
+    """
+    kept = os.open(f"/proc/self/fd/{home.pipes.stdout}", os.O_WRONLY)
+    run(home, "/bin/echo", "mine")
+    spool = Spool(str(tmp_path / "o"))
+    assert spool.take(home.pipes.stdout) == b"mine\n"
+    home.forget()
+    with pytest.raises(BrokenPipeError):
+        os.write(kept, b"late\n")
+    os.close(kept)
+    run(home, "/bin/echo", "next")
+    spool.restart()
+    assert spool.take(home.pipes.stdout) == b"next\n"
 
 
 def test_a_leader_waits_for_its_program_through_signals(home: Shelter) -> None:
