@@ -42,7 +42,9 @@ class Spool:
 
     def prepare(self) -> None:
         """Let the file be there, and empty.  Raises OSError."""
-        os.ftruncate(self._open(), 0)
+        fd = self._open()
+        if os.fstat(fd).st_size:  # some file systems have a lot to do for nothing
+            os.ftruncate(fd, 0)
 
     def resume(self, path: str, inode: int | None) -> None:
         """Go on with what an earlier worker has put into the file.  Raises OSError if it is not there.

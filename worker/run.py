@@ -7,6 +7,7 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 import contextlib
 import json
 import math
+import os
 import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -86,6 +87,7 @@ class Run:
         self._events = Events()
         self._running: dict[str, Attempt] = {}
         self._slots = Slots(places, notifier, Tree.find(environ), before.stored, before.same_place)
+        self._undivided = environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()) and not self._slots.live
         self._watchdog = Watchdog(self._events, notifier, self._running, self._slots.looked)
         self._disk = Disk(journal, self._watchdog.wait, lambda: self._stopping or self._leaving)
         self._stopping = False
@@ -381,6 +383,9 @@ class Run:
             process.allow_descriptors(_EACH * self._list.settings.concurrency + _OTHERS)
 
     def _announce(self, found: boards.Replay) -> None:
+        if self._undivided:
+            text = "steps do not outlive this worker: the unit's cgroup is not its to divide (Delegate=, User=)"
+            self._journal.event("state", text, priority=NOTICE)
         if self._before.ends:
             self._journal.event("state", f"the last worker was not well: {self._before.ends[-1]}", priority=NOTICE)
         news = status.opening(self._places.run, self._board, self._places.root)

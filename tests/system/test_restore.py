@@ -202,12 +202,22 @@ tasks:
 """
 
 
+def stop(service: Service) -> None:
+    """Stop the service; a worker that lives is told twice, so that it does not wait for who ignores SIGTERM."""
+    service.machine.run("""
+        systemctl stop --no-block agent
+        until systemctl show --property=StatusText --value agent | grep -q '^stopping: '; do sleep 0.02; done
+        systemctl kill --kill-whom=main --signal=TERM agent
+    """)
+    service.wait_ended()
+
+
 @pytest.mark.parametrize("how", ["healthy", "hung", "dead", "given up"])
 def test_a_stop_leaves_no_process_of_a_step(agent: Machine, how: str) -> None:
     """
     Whatever state the worker is in, and whatever its step has forked and ignores.
     """
-    drop_in = "[Service]\nTimeoutStopSec=3s\nRestartSec=30s\n" if how != "given up" else (
+    drop_in = "[Service]\nRestartSec=30s\n" if how != "given up" else (
         "[Unit]\nStartLimitBurst=1\n[Service]\nRestartSec=100ms\n"
     )  # fmt: skip
     service = Service(agent, HARD_TO_END, drop_in)
@@ -223,8 +233,10 @@ def test_a_stop_leaves_no_process_of_a_step(agent: Machine, how: str) -> None:
         assert len([line for line in service.processes() if "sleep 100" in line]) >= 4
     if how == "given up":
         agent.run("until [ $(systemctl is-active agent) = failed ]; do sleep 0.02; done")
+    elif how == "dead":
+        agent.run("systemctl stop agent")
     else:
-        agent.run("systemctl stop agent", timeout=90)
+        stop(service)
     # In these cases it is the sentinel that ends them, at the same moment.
     agent.run("timeout 2 sh -c 'while pgrep -u agent; do sleep 0.01; done'" if how in ("dead", "given up") else "true")
     assert service.processes() == []
@@ -536,3 +548,22 @@ def test_a_step_of_another_run_is_not_taken_for_ours(agent: Machine) -> None:
     agent.run("touch /var/lib/agent/work/go")
     service.wait("run-done")
     assert agent.read("/var/lib/agent/out/a") == "x\nx\n"
+
+
+def test_without_a_cgroup_to_divide_a_step_ends_with_its_worker(agent: Machine) -> None:
+    """
+    The unit does not delegate: the worker says so; what is left of a step is ended before it is tried again, and a stop
+    of a hanging worker leaves nothing.
+    """
+    service = Service(agent, HARD_TO_END, "[Service]\nDelegate=no\n")
+    service.start()
+    assert "Delegate=" in service.wait("state")["MESSAGE"]
+    for _ in range(2):
+        agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=up", after=service.mark)
+        service.kill("SIGKILL")
+        service.wait("step-interrupted", "a")
+    agent.wait_journal("SYSLOG_IDENTIFIER=a", "MESSAGE=up", after=service.mark)
+    assert len([line for line in service.processes() if "sleep 100" in line]) >= 4
+    service.kill("SIGSTOP")
+    stop(service)
+    assert service.processes() == []
