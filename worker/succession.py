@@ -101,11 +101,13 @@ class Succession:
         step = self._standing.plan.by_id.get(row.step)
         if step is None or row.worker != self._ledger.worker or row.boot != self._boot:
             return False
+        if found is None and not self._slots.continuous:
+            return False
         if self._standing.plan.digest(step) != row.definition:
             self._reasons[row.step] = ("stop", "the list defines it otherwise by now")
             return False
         if found is None:
-            return self._slots.continuous
+            return True
         slot, memo = found
         if abs(memo.get("claimed", 0.0) - row.started) > _SAME_TIME:
             return False  # another attempt of that number, from before the ledger was put back

@@ -14,11 +14,11 @@ from tests.system.service import Service
 pytestmark = pytest.mark.system
 
 # How often the worker is killed; each of them costs half a second.
-KILLS = int(os.environ.get("AGENT_KILLS", "6"))
+KILLS = int(os.environ.get("AGENT_KILLS", "4"))
 NO_LIMIT = "[Unit]\nStartLimitBurst=1000\n[Service]\nWatchdogSec=2s\nTimeoutAbortSec=1s\n"
 
 # Each step writes down that it was started, and prints its lines in one to five seconds.
-STEPS = max(12, 2 * KILLS)
+STEPS = max(9, 2 * KILLS)
 RUN = f"""
 run: restored
 concurrency: 3
@@ -130,12 +130,12 @@ def test_hung_again_and_again_no_step_is_done_twice(agent: Machine) -> None:
     """
     service = Service(agent, RUN, NO_LIMIT)
     service.start()
-    for _ in range(3):
+    for _ in range(2):
         service.wait("step-started")
         service.kill("SIGSTOP")
         service.wait("step-adopted")
     service.wait("run-done")
-    assert len([e for e in agent.journal("-u", "agent") if "Watchdog timeout" in e["MESSAGE"]]) == 3
+    assert len([e for e in agent.journal("-u", "agent") if "Watchdog timeout" in e["MESSAGE"]]) == 2
     check_run(service)
 
 
