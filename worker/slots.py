@@ -58,8 +58,9 @@ class Slots:
         with contextlib.suppress(OSError, ValueError), open(self._places.seen, encoding="utf-8") as file:
             self.unseen_since = min(float(file.readline()), clock.monotonic())
             self.continuous = same_place and file.read() == self._places.run and self._is_whole(tree)
-        self._seen = os.open(self._places.seen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.write(self._seen, b"%20.6f\n%s" % (clock.monotonic(), self._places.run.encode()))
+        self._seen = os.open(self._places.seen, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        said = b"%20.6f\n%s" % (clock.monotonic(), self._places.run.encode())
+        os.ftruncate(self._seen, os.pwrite(self._seen, said, 0))
 
     def _is_whole(self, tree: Tree) -> bool:
         """Return whether each slot with a trace of an attempt has a memo of it that can be read."""
