@@ -29,13 +29,13 @@ stop() {
 
 # ExecStopPost: the worker has gone, whichever way.
 ended() {
-    if [ "$(job)" = restart ]; then
-        systemctl reset-failed "$UNIT"   # an admin may restart as often as he likes
-        return 0
-    fi
-    if goes_on; then
-        return 0
-    fi
+    case "$(job)" in
+        restart) # an admin may restart as often as he likes
+            systemctl reset-failed "$UNIT"
+            return 0 ;;
+        stop) ;;
+        *) ! comes_back || return 0 ;;
+    esac
     end_all
     [ "$SERVICE_RESULT $EXIT_STATUS" = "success 0" ] || return 0
     # A good end does not count against the start limit, since work may be dropped in
@@ -67,9 +67,8 @@ end_all() {
     done <"$procs"
 }
 
-# Whether another worker will go on with the steps of this one.
-goes_on() {
-    [ "$(job)" != stop ] || return 1
+# Whether systemd starts another worker by itself, which goes on with the steps of this one.
+comes_back() {
     case "$SERVICE_RESULT/$EXIT_STATUS" in
         # As RestartPreventExitStatus= has it.
         success/0 | */69 | */70 | */73 | */77 | */78) return 1 ;;

@@ -258,7 +258,6 @@ class Attempt:
             "run": self._places.run,
             "step": self.step.id,
             "number": self.number,
-            "definition": self.definition,
             "claimed": self.claimed,
             "note": self._note,
             "started": [self.started, self.started_wall],
@@ -284,7 +283,7 @@ class Attempt:
         """
         shelter = self.slot.shelter
         assert shelter is not None
-        self._begin(now, now, best)
+        self._begin(now, now, best)  # in case that the memo makes no sense, and this is abandoned
         shelter.resume(memo)
         started, started_wall = memo["started"]
         self._begin(started, started_wall, best)
@@ -437,7 +436,7 @@ class Attempt:
         if not left:
             self._next(now)
             return
-        names = ", ".join(f"{found.name} ({found.pid})" for found in left[:8])
+        names = ", ".join(map(str, left[:8]))
         self._say("leftovers", f"ended and left processes behind; ending them: {names}", NOTICE)
         self._kill_at = now + LEFTOVER_GRACE
         self._vouched_until = self._kill_at + KILL_PATIENCE

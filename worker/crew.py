@@ -87,8 +87,7 @@ class Crew:
         began = clock.monotonic()
         slot = self._slots.take()
         ask_first = past.unsure and step.task.redo == "check"
-        attempt = self._attempt(step, claim.number, slot, ask_first, claim.definition)
-        attempt.claimed = claim.started
+        attempt = self._attempt(step, claim, slot, ask_first)
         note = self._note(attempt, past) if claim.number > 1 else None
         self._tidy(slot, step)
         slow = clock.monotonic() - began > _SLOW
@@ -109,8 +108,7 @@ class Crew:
             slot = self._slots.take_over(number)
         except (LookupError, OSError):
             return False
-        attempt = self._attempt(step, row.number, slot, bool(memo.get("ask_first")), row.definition)
-        attempt.claimed = row.started
+        attempt = self._attempt(step, row, slot, bool(memo.get("ask_first")))
         points.at("adopting")
         self.running[step.id] = attempt
         try:
@@ -118,7 +116,7 @@ class Crew:
         except (AgentError, OSError, LookupError, TypeError, ValueError) as exc:
             self._journal.warning(f"{step.id}: cannot be taken over ({exc}); ending it")
             attempt.abandon()
-            self._release(attempt)
+            self.dismiss(attempt)
             return False
         attempt.limits.excuse(max(0.0, clock.monotonic() - self._slots.unseen_since))
         attempt.save()
@@ -126,13 +124,14 @@ class Crew:
         self.started += 1
         return True
 
-    def _attempt(self, step: Step, number: int, slot: Slot, ask_first: bool, definition: str) -> Attempt:
-        attempt = Attempt(step, number, slot, self._places, self._journal, self._events, self._leaders, ask_first)
-        attempt.definition = definition
+    def _attempt(self, step: Step, claim: Claim | Row, slot: Slot, ask_first: bool) -> Attempt:
+        number, leaders = claim.number, self._leaders
+        attempt = Attempt(step, number, slot, self._places, self._journal, self._events, leaders, ask_first)
+        attempt.definition, attempt.claimed = claim.definition, claim.started
         return attempt
 
     def judge(self, attempt: Attempt, past: Progress, task: Task) -> Ended:
-        """Judge an attempt that is over, by what the list says now; its output is durable then, and its slot free."""
+        """Judge an attempt that is over, by what the list says now; its output is durable then."""
         step, end = attempt.step, attempt.end()
         retry, redo = task.retry, task.redo
         verdict = decide.judge(end, past, retry, random.random(), redo)
@@ -163,8 +162,10 @@ class Crew:
         return Ended(attempt, verdict, ending, end.found, past.unsure)
 
     def dismiss(self, attempt: Attempt) -> None:
-        """Forget an attempt that is over and was committed, or whose claim was lost."""
-        self._release(attempt)
+        """Forget an attempt that is over and was committed, or whose claim was lost; its slot is free then."""
+        del self.running[attempt.step.id]
+        attempt.slot.clear(self._places.state(attempt.step.id))
+        self._slots.give(attempt.slot)
 
     def slots(self) -> set[int]:
         """Return the numbers of the slots in which attempts run."""
@@ -183,11 +184,6 @@ class Crew:
         for attempt in self.running.values():
             attempt.kill()
         self._slots.close()
-
-    def _release(self, attempt: Attempt) -> None:
-        del self.running[attempt.step.id]
-        attempt.slot.clear(self._places.state(attempt.step.id))
-        self._slots.give(attempt.slot)
 
     def _note(self, attempt: Attempt, past: Progress) -> str | None:
         """Write the note about the attempt before this one; return its path, None if there is none."""

@@ -17,6 +17,10 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
+# Time for killed processes to vanish before they are looked for again.
+LOOK_AGAIN = 0.02
+
+
 class SpawnError(Exception):
     """The program could not be started; the message says why."""
 
@@ -44,6 +48,9 @@ class Found(NamedTuple):
     session: int
     name: str
     ticks: int  # CPU time used, in clock ticks
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.pid})"
 
 
 def become_subreaper() -> None:
@@ -310,7 +317,7 @@ def describe_all(processes: Iterable[Found]) -> str:
     """Return a line for each process: what it was doing just now, as far as the kernel tells."""
     lines = []
     for found in list(processes)[:_DESCRIBED]:
-        lines.append(f"{found.name} ({found.pid}): {describe(found.pid)}")
+        lines.append(f"{found}: {describe(found.pid)}")
         with contextlib.suppress(OSError), open(f"/proc/{found.pid}/stack", encoding="ascii") as file:
             lines += [f"    {line.strip()}" for line in file.read().splitlines()[:_STACK_LINES]]
     return "\n".join(lines)

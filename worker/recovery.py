@@ -11,9 +11,6 @@ from worker.ledger import DONE, FAILED, INTERRUPTED, UNKNOWN, Claim, Ending, Row
 from worker.plan import Plan, Step
 from worker.task import Retry
 
-# Time for killed processes to vanish before they are looked for again.
-_LOOK_AGAIN = 0.02
-
 
 def end_leftovers(rows: Iterable[Row], places: Places, wait: Callable[[float], None]) -> list[str]:
     """Kill what is left of the processes of these attempts; none is alive when this returns.
@@ -23,9 +20,9 @@ def end_leftovers(rows: Iterable[Row], places: Places, wait: Callable[[float], N
     markers = [f"STATE_DIRECTORY={places.state(row.step)}".encode() for row in rows]
     names: list[str] = []
     while markers and (left := process.strays(markers)):
-        names += [name for found in left if (name := f"{found.name} ({found.pid})") not in names]
+        names += [name for found in left if (name := str(found)) not in names]
         process.send(left, signal.SIGKILL)
-        wait(clock.monotonic() + _LOOK_AGAIN)
+        wait(clock.monotonic() + process.LOOK_AGAIN)
     return names
 
 

@@ -51,22 +51,19 @@ class Shelter:
         self._memo = places.memo(slot)
         self._memo_fd = os.open(self._memo, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.posix_fallocate(self._memo_fd, 0, _PAGE)  # what comes later needs no space
-        self._saved = b""
+        self._saved: dict[str, Any] = {}
 
     @classmethod
     def make(cls, tree: Tree, notifier: Notifier, places: Places, slot: int, socket: int) -> "Shelter":
         """Make one, of which `socket` is the notify socket.  Raises OSError."""
         shelter = cls(tree.make(slot), notifier, places, slot, _new_pipe(), _new_pipe())
         for name, fd in zip(names(slot), (*shelter.pipes[:2], socket), strict=True):
-            notifier.discard(name)  # whatever an earlier worker has left under it
-            notifier.store(name, fd)
+            notifier.replace(name, fd)
         return shelter
 
     def keep_socket(self, socket: int) -> None:
         """Let the slot's notify socket be this one from now on."""
-        name = names(self._slot)[2]
-        self._notifier.discard(name)
-        self._notifier.store(name, socket)
+        self._notifier.replace(names(self._slot)[2], socket)
 
     def announce(self, memo: Callable[[], Mapping[str, Any]]) -> None:
         """Let the next program have a report of its own, and the next worker know of it, before it is started."""
@@ -118,10 +115,11 @@ class Shelter:
 
     def save(self, memo: Mapping[str, Any]) -> None:
         """Let the next worker know this; SIGKILL leaves the old memo or the new one."""
-        data = json.dumps({"format": _FORMAT, "program": self._program, **memo}).encode() + b"\n"
-        if data == self._saved:
+        known = {"format": _FORMAT, "program": self._program, **memo}
+        if known == self._saved:  # as a rule: this is asked of every step whenever the worker wakes
             return
-        self._saved = data
+        self._saved = known
+        data = json.dumps(known).encode() + b"\n"
         if len(data) <= _PAGE:
             os.pwrite(self._memo_fd, data, 0)  # what is left behind the newline of a longer one is not read
             return
@@ -143,15 +141,14 @@ class Shelter:
         """Note that no attempt is here any more, and let nobody who was of it write to the next."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._report())
-        self._saved = b""
+        self._saved = {}
         os.pwrite(self._memo_fd, b"\n", 0)
         for name, fd in zip(names(self._slot), self.pipes[:2], strict=False):
             if not _is_closed(fd):  # somebody who is no longer of the step can still write there
                 new = _new_pipe()
                 os.dup2(new, fd, inheritable=False)
                 os.close(new)
-                self._notifier.discard(name)
-                self._notifier.store(name, fd)
+                self._notifier.replace(name, fd)
 
     def close(self) -> None:
         """Close our ends; everything else stays as it is."""
@@ -181,13 +178,21 @@ def names(slot: int) -> tuple[str, str, str]:
     return f"slot-{slot}.out", f"slot-{slot}.err", f"slot-{slot}.notify"
 
 
+def traces(places: Places) -> Iterator[tuple[str, int, str]]:
+    """Yield the files of the runtime folder that tell of an attempt: "memo" or "report", its slot, the path."""
+    for name in os.listdir(places.runtime):
+        kind, _, rest = name.partition(".")
+        slot = rest.partition(".")[0]
+        if kind in ("memo", "report") and slot.isdecimal():
+            yield kind, int(slot), f"{places.runtime}/{name}"
+
+
 def memos(places: Places) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Yield the slots with an attempt that an earlier worker has left, each with its memo, None if that is unusable."""
-    for name in os.listdir(places.runtime):
-        stem, _, number = name.partition(".")
-        if stem != "memo" or not number.isdecimal():
+    for _kind, slot, path in traces(places):
+        if path != places.memo(slot):
             continue
-        with open(f"{places.runtime}/{name}", "rb") as file:
+        with open(path, "rb") as file:
             line = file.readline()
         if not line.strip(b"\0\n"):
             continue
@@ -195,4 +200,4 @@ def memos(places: Places) -> Iterator[tuple[int, dict[str, Any] | None]]:
             found = json.loads(line)
         except ValueError:
             found = None
-        yield int(number), found if isinstance(found, dict) and found.get("format") == _FORMAT else None
+        yield slot, found if isinstance(found, dict) and found.get("format") == _FORMAT else None

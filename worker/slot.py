@@ -81,21 +81,17 @@ class Slot:
                 os.rename(folder, self._spare)
 
     def close(self) -> None:
-        """Remove the socket, the spare folder and the file of an output that never was."""
-        self.leave()
-        for path in (self.socket.path, self.output.path, self.log.path):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-        with contextlib.suppress(OSError):
-            os.rmdir(self._spare)
-
-    def leave(self) -> None:
-        """Close what is ours, and leave everything where it is for the next worker."""
-        self.socket.close(unlink=False)
+        """Remove the socket, the spare folder and the files of output that never was."""
+        self.socket.close()
         self.output.close()
         self.log.close()
         if self.shelter is not None:
             self.shelter.close()
+        for path in (self.output.path, self.log.path):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        with contextlib.suppress(OSError):
+            os.rmdir(self._spare)
 
 
 def _remove_tree(folder: str) -> None:

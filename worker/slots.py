@@ -18,9 +18,6 @@ from worker.signs import NotifySocket
 from worker.slot import Slot
 from worker.systemd import Notifier
 
-# Time for killed processes to vanish before they are looked for again.
-_LOOK_AGAIN = 0.02
-
 
 class Slots:
     """Those that are free, and what the last worker has left in others.
@@ -66,10 +63,7 @@ class Slots:
         """Return whether each slot with a trace of an attempt has a memo of it that can be read."""
         memos = dict(shelter.memos(self._places))
         slots = {number for number, group in tree.groups() if group.pids()}
-        for name in os.listdir(self._places.runtime):
-            kind, _, rest = name.partition(".")
-            if kind == "report":
-                slots.add(int(rest.partition(".")[0]))
+        slots |= {slot for kind, slot, _path in shelter.traces(self._places) if kind == "report"}
         return None not in memos.values() and slots <= memos.keys()
 
     def looked(self, now: float) -> None:
@@ -117,7 +111,7 @@ class Slots:
 
     def end_others(self, going_on: Collection[int], wait: Callable[[float], None]) -> list[str]:
         """End every step that is not in one of the slots `going_on`; return the names of its processes."""
-        names = []
+        names: list[str] = []
         for name, fd in self._stored.items():
             os.close(fd)
             self._notifier.discard(name)
@@ -125,14 +119,13 @@ class Slots:
         for number, group in self._tree.groups() if self._tree is not None else ():
             if number in going_on:
                 continue
-            names += [f"{found.name} ({found.pid})" for found in process.look_at(group.pids())]
+            names += map(str, process.look_at(group.pids()))
             while group.populated():
                 group.kill()
-                wait(clock.monotonic() + _LOOK_AGAIN)
-        for name in os.listdir(self._places.runtime) if self.live else ():
-            kind, _, rest = name.partition(".")
-            if kind in ("memo", "report") and rest.partition(".")[0] not in map(str, going_on):
-                os.unlink(f"{self._places.runtime}/{name}")
+                wait(clock.monotonic() + process.LOOK_AGAIN)
+        for _kind, number, path in shelter.traces(self._places) if self.live else ():
+            if number not in self._used:  # those of ours are open
+                os.unlink(path)
         return names
 
     # -- the end

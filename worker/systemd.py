@@ -71,6 +71,11 @@ class Notifier:
         except OSError as exc:
             self._warn(f"systemd does not take a descriptor ({exc}); this step will not outlive its worker")
 
+    def replace(self, name: str, fd: int) -> None:
+        """Let systemd keep `fd` under that name, and nothing else."""
+        self.discard(name)
+        self.store(name, fd)
+
     def discard(self, name: str) -> None:
         """Let systemd close its copies of that name."""
         self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")

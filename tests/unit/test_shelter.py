@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from worker import shelter
-from worker.cgroup import Group, Memory
+from worker.cgroup import Group, Memory, Tree
 from worker.family import Cohort
 from worker.folder import Places
 from worker.output import Spool
 from worker.process import SpawnError
 from worker.shelter import Report, Shelter
+from worker.slots import Slots
 from worker.systemd import Notifier
 
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -203,3 +204,21 @@ def test_memory_is_told_of_the_step_or_else_of_the_unit(tmp_path: Path) -> None:
     assert family.memory_fault(0, 137).startswith("exited with status 137, and a process was killed for memory")
     assert family.memory_fault(0, 9) == ""
     assert family.memory_fault(1, -signal.SIGKILL) == "", "that was another step's"
+
+
+def test_a_slot_that_could_not_be_taken_over_keeps_its_memo(places: Places) -> None:
+    """
+    The next step there is known to the next worker as well: what is removed is only what nobody has open.
+    """
+    Path(places.runtime, "cgroup.procs").write_text(f"{os.getpid()}\n")
+    slots = Slots(places, Notifier({}, print), Tree(places.runtime), {}, same_place=True)
+    ours = slots.take()
+    Path(places.report(7, 1)).write_text("pid 1\n")
+    slots.end_others((), lambda _until: None)
+    assert ours.shelter is not None
+    ours.shelter.save({"step": "a"})
+    ((slot, memo),) = shelter.memos(places)
+    assert (slot, memo and memo["step"]) == (ours.number, "a")
+    assert not os.path.exists(places.report(7, 1))
+    slots.give(ours)
+    slots.close()
