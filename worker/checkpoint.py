@@ -216,6 +216,9 @@ class Keeper:
         self._stale = False
         self._not_before = -math.inf
 
+    def begin(self) -> None:
+        pass
+
     def changed(self) -> None:
         """Note that the ledger knows more than the file."""
         self._stale = True
@@ -243,3 +246,7 @@ class Keeper:
             self._stale = self._fails = False
         ended = clock.monotonic()
         self._not_before = ended + max(_LATE, (ended - began) / _SHARE)
+
+    def conclude(self, finished: str) -> None:
+        """Write what the file lacks, however soon after the last time."""
+        self.keep(math.inf)

@@ -7,7 +7,7 @@ leave is made durable.
 import contextlib
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from worker import clock, decide, folder, ledger, points
@@ -62,6 +62,7 @@ class Crew:
         """`base`: what every step finds in its environment."""
         self.running = running
         self.started = 0  # attempts that this worker has had
+        self.bystanders: Callable[[], Iterable[int]] = tuple  # processes of the worker's that are no step's
         self._places = places
         self._journal = journal
         self._events = events
@@ -212,8 +213,8 @@ class Crew:
             self._disk.persist(self._places.root, slot.log.prepare)
 
     def _leaders(self, pid: int) -> set[int]:
-        """Return the leading processes of the steps that run, but for `pid`."""
-        return {attempt.leader for attempt in self.running.values() if attempt.leader} - {pid}
+        """Return the leading processes of the steps that run, but for `pid`, and those that are no step's."""
+        return {attempt.leader for attempt in self.running.values() if attempt.leader}.union(self.bystanders()) - {pid}
 
     def _publish(self, path: str, output: Spool) -> None:
         """Give a result its name in out/, before the commit, so that a committed step always has it.

@@ -64,7 +64,7 @@ def next_steps(board: Board, slots: int, now: float, stop_for: Collection[int], 
 
 # Of a step's own program: it was not begun; it said itself that it had failed, or not now; anything else.
 Effect = Literal["none", "refused", "open"]
-Reason = Literal["stop", "reboot", "worker", "lease"]
+Reason = Literal["stop", "budget", "reboot", "worker", "lease"]
 
 
 class End(NamedTuple):
@@ -148,7 +148,7 @@ def doubt(effect: str) -> str:
 
 
 def _outcome(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
-    if end.interrupted_by in ("stop", "reboot"):
+    if end.interrupted_by in ("stop", "budget", "reboot"):
         # What was said of an exit that we forced says nothing.
         cause = describe(end) if end.status is None else _CAUSES[end.interrupted_by]
         return Verdict(INTERRUPTED, cause, False, False, 0.0)
@@ -199,6 +199,7 @@ def _failed(end: End, past: Progress, retry: Retry) -> Verdict:
 
 _CAUSES = {
     "stop": "the worker was stopped",
+    "budget": "the run's budget was spent",
     "reboot": "the machine went down",
     "worker": "the worker died with it",
     "lease": "the worker that held it was not heard of for too long",

@@ -8,7 +8,6 @@ import contextlib
 import json
 import math
 import os
-import signal
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -29,15 +28,18 @@ from worker.board import Board
 from worker.broker import Broker
 from worker.cgroup import Tree
 from worker.checkpoint import Keeper
+from worker.companions import Companions
 from worker.config import Config
 from worker.crew import Crew, Ended
 from worker.decide import Verdict
 from worker.disk import Disk, Stopped
+from worker.errands import Errands
 from worker.errors import OK, STEP_FAILED, WORK_LEFT, AgentError
 from worker.events import Events, Signals
 from worker.folder import Places
 from worker.journal import NOTICE, WARNING, Journal
 from worker.ledger import Claim, Ending, Ledger, Server
+from worker.orders import EXIT_GRACE, LEFT, STOP_GRACE, STOPPED, Orders
 from worker.peers import Peers
 from worker.plan import Plan
 from worker.results import Results
@@ -53,9 +55,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# A step asked to end because the worker stops has this long; the unit's TimeoutStopSec= is longer.
-STOP_GRACE = 30.0
-_EXIT_GRACE = 10.0  # and the worker so long for its own last writes
 # Descriptors: each step at a time needs so many, the worker itself so many others; few steps fit into any limit.
 _EACH, _OTHERS, _FEW = 8, 128, 64
 # Where other workers were quicker, so many times in a row others are claimed before we look at what they have done.
@@ -81,7 +80,6 @@ class Run:
         self._journal = journal
         self._notifier = notifier
         self._before = before
-        self._hangup_stops = "NOTIFY_SOCKET" not in environ  # a closed terminal, not `systemctl reload`
         self._boot = clock.boot_id()
         self._store = places.ledger if settings.ledger is None else "the ledger"
         self._events = Events()
@@ -89,19 +87,21 @@ class Run:
         self._slots = Slots(places, notifier, Tree.find(environ), before.stored, before.same_place)
         self._undivided = environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()) and not self._slots.live
         self._watchdog = Watchdog(self._events, notifier, self._running, self._slots.looked)
-        self._disk = Disk(journal, self._watchdog.wait, lambda: self._stopping or self._leaving)
-        self._stopping = False
-        self._leaving = False  # the next worker is about to start, and goes on with what runs
+        self._errands = Errands(self._events, self._watchdog.wait, places.root)
+        # SIGHUP is `systemctl reload`, or else a terminal that was closed.
+        outlives, hangup_stops = self._slots.live, "NOTIFY_SOCKET" not in environ
+        self._orders = Orders(self._running, self._errands, self._events, notifier, outlives, hangup_stops)
+        self._disk = Disk(journal, self._watchdog.wait, lambda: self._orders.done)
         self._ledger = self._reached(store)
         self._results = Results(self._ledger, places, self._disk, journal)
         base = environment.inherited(environ)
         crew = (places, journal, self._events, self._disk, self._ledger, self._results, self._slots, base)
         self._crew = Crew(self._running, *crew)
-        self._keeper = Keeper(places.checkpoint, places.run, self._ledger, journal)
+        self._crew.bystanders = self._errands.pids
+        self._companions = self._accompanied()
         self._broker = Broker(self._ledger.effects, self._persist, self._vouches, self._on_effect, self._settled)
-        self._broker.changed = self._keeper.changed
+        self._broker.changed = self._companions.changed
         self._outcomes = status.Outcomes()
-        self._reload = False
         self._began = clock.monotonic()
         self._standing = Standing(steps, self._ledger, self._persist)
         self._succession = Succession(
@@ -114,21 +114,20 @@ class Run:
 
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
-        numbers = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
-        signals = Signals(self._events, numbers, self._on_signal)
+        signals = Signals(self._events, Orders.SIGNALS, self._orders.hear)
         server = control.Server(self._places.control, self._events, self.snapshot, self._broker)
         try:
             self._notifier.ready("reading what was done before")
             self._begin()
             finished: str | None = None
             while finished is None:
-                finished = "left" if self._leaving else self._turn()
+                finished = LEFT if self._orders.leaving else self._turn()
                 if finished is not None:
                     self._conclude(finished)
                     # Work may have been dropped in while that was written down.
-                    if finished not in ("stopped", "left") and self._more_to_do():
+                    if finished not in (STOPPED, LEFT) and self._more_to_do():
                         finished = None
-            if finished != "left":
+            if finished != LEFT:
                 self._crew.close()
             return self._exit_status(finished)
         except Stopped:
@@ -137,6 +136,7 @@ class Run:
             self._crew.close()
             raise
         finally:
+            self._errands.close()
             self._crew.leave()
             server.close()
             signals.close()
@@ -146,11 +146,11 @@ class Run:
     def _give_up(self) -> int:
         """End although nothing can be written; the steps have their time to end, unless they outlive us."""
         until = clock.monotonic() + STOP_GRACE
-        while not self._leaving and clock.monotonic() < until and self._crew.at_work():
+        while not self._orders.leaving and clock.monotonic() < until and self._crew.at_work():
             self._watchdog.wait(until)
-        finished = "left" if self._leaving else "stopped"
+        finished = LEFT if self._orders.leaving else STOPPED
         self._conclude(finished)
-        if not self._leaving:
+        if not self._orders.leaving:
             self._crew.close()
         return self._exit_status(finished)
 
@@ -166,7 +166,7 @@ class Run:
 
     def _turn(self) -> str | None:
         """Do everything that can be done now, then wait; return how the run ended, once it has."""
-        if self._reload:
+        if self._orders.reload:
             self._reload_config()
         self._broker.work(clock.monotonic())
         self._park()
@@ -176,22 +176,27 @@ class Run:
             self._broker.ended(attempt.step.id)
             self._read_all()
         endings = [self._settle(attempt) for attempt in self._crew.over()]
-        upcoming = decide.Next([]) if self._stopping else self._decide()
+        upcoming = self._upcoming()
         for _ in range(_CLAIM_TRIES):
             if not endings and not upcoming.start:
                 break
             claims = [self._standing.claim(step, self._places.run, self._boot) for step in upcoming.start]
             if not self._commit(endings, claims, upcoming.most):
                 break
-            endings, upcoming = [], decide.Next([]) if self._stopping else self._decide()
-        if self._stopping and not self._running:
-            return "stopped"
+            endings, upcoming = [], self._upcoming()
+        if self._orders.ending and not self._running:
+            return self._orders.ending
         if upcoming.finished is not None and not self._running:
             return None if self._more_to_do() or self._others_differ() else upcoming.finished
         if not self._crew.over():
-            self._watchdog.wait(min(upcoming.wake_at, self._keeper.due_at(), self._broker.due_at(), self._look_at()))
-        self._keeper.keep(clock.monotonic())
+            self._watchdog.wait(
+                min(upcoming.wake_at, self._companions.due_at(), self._broker.due_at(), self._look_at())
+            )
+        self._companions.keep(clock.monotonic())
         return None
+
+    def _upcoming(self) -> decide.Next:
+        return decide.Next([]) if self._orders.ending else self._decide()
 
     def _decide(self) -> decide.Next:
         settings = self._list.settings
@@ -227,14 +232,14 @@ class Run:
             self._outcomes.step(verdict.outcome, found, again)
             self._tell(ending.step, ending.number, verdict, clock.monotonic() - attempt.started)
         if ended or not all(claim.harmless for claim in recorded.claims):
-            self._keeper.changed()
-            self._keeper.keep(clock.monotonic())
+            self._companions.changed()
+            self._companions.keep(clock.monotonic())
         again = self._peers is not None and self._peers.claimed(claims, most, recorded)
-        if self._stopping:  # told to while the ledger was asked
+        if self._orders.ending:  # told to while the ledger was asked
             self._give_back(recorded.claims)
             return False
         for place, claim in enumerate(recorded.claims):
-            if self._stopping:  # told to while the one before was being prepared
+            if self._orders.ending:  # told to while the one before was being prepared
                 self._give_back(recorded.claims[place:])
                 break
             step, number = claim.step, claim.number
@@ -245,8 +250,8 @@ class Run:
                 self._board.set(step, boards.ELSEWHERE)
                 text = f"{step}: its claim had run out before it could begin, and is another worker's"
                 self._journal.event("step-lost", text, step=step, attempt=number, priority=WARNING)
-            elif self._stopping:
-                self._running[step].interrupt("stop", STOP_GRACE, clock.monotonic())
+            elif self._orders.ending:
+                self._orders.interrupt(self._running[step])
         self._notifier.status(self._summary(), clock.monotonic())
         return again
 
@@ -275,7 +280,7 @@ class Run:
         elif attempt is not None and attempt.unknown == key:
             attempt.unknown = ""  # settled meanwhile
         self._outcomes.effect(outcome)
-        self._keeper.changed()
+        self._companions.changed()
         news = status.effect(step, key, outcome)
         self._journal.event(news.event, news.text, step=step, priority=news.priority, AGENT_OUTCOME=outcome)
 
@@ -286,7 +291,7 @@ class Run:
         done = self._persist(lambda: settle.settle(self._ledger, self._places, name, result, who))
         self._journal.event("settled", done, priority=NOTICE)
         self._read_all()
-        self._keeper.changed()
+        self._companions.changed()
         return done
 
     def _park(self) -> None:
@@ -315,14 +320,14 @@ class Run:
             orphans = self._peers.hear(self._on_awaited)
             self._broker.look_again()
             if self._succession.close(orphans):
-                self._keeper.changed()
+                self._companions.changed()
 
     def _look_at(self) -> float:
         return self._peers.due_at(not self._running) if self._peers is not None else math.inf
 
     def _on_awaited(self) -> None:
         self._outcomes.effect("awaited")
-        self._keeper.changed()
+        self._companions.changed()
 
     def _others_differ(self) -> bool:
         """At the end of the list, look at the whole ledger: return whether others have left something to do."""
@@ -365,18 +370,24 @@ class Run:
         if "counted_from" in facts:
             found = self._standing.read()
         unbegun, closing = self._succession.enter(found.unclosed)
-        if self._stopping:  # told to meanwhile
+        if self._orders.ending:  # told to meanwhile
             closing += self._succession.give_back(unbegun)
-            for attempt in self._running.values():
-                attempt.interrupt("stop", STOP_GRACE, clock.monotonic())
+            self._orders.end(self._orders.ending)
         if self._succession.close(closing):
-            self._keeper.changed()
+            self._companions.changed()
         self._broker.inherit(self._succession.claims())
         self._outcomes.effect("skipped", self._board.count(boards.DONE))
         self._announce(found)
-        if not self._stopping and not self._leaving:
+        if not self._orders.done:
             self._succession.begin(unbegun)
         self._succession.know_again(found.gone)
+        if not self._orders.done and self._decide().finished is None:
+            self._companions.begin()
+
+    def _accompanied(self) -> Companions:
+        """Return what accompanies the run, those that others rely on first."""
+        keeper = Keeper(self._places.checkpoint, self._places.run, self._ledger, self._journal)
+        return Companions([keeper, self._errands])
 
     def _allow_descriptors(self) -> None:
         if self._list.settings.concurrency > _FEW:
@@ -388,15 +399,8 @@ class Run:
             self._journal.event("state", text, priority=NOTICE)
         if self._before.ends:
             self._journal.event("state", f"the last worker was not well: {self._before.ends[-1]}", priority=NOTICE)
-        news = status.opening(self._places.run, self._board, self._places.root)
-        if news is not None:
-            self._journal.event(news.event, news.text, priority=news.priority)
-        for step in found.changed:
-            text = f"{step}: defined otherwise than when it was done; not done again (another id would run it)"
-            self._journal.event("plan-changed", text, step=step, priority=NOTICE)
-        if any(row.outcome == ledger.DONE for row in found.gone):
-            text = f"{sum(row.outcome == ledger.DONE for row in found.gone)} finished steps are no longer in the list"
-            self._journal.event("plan-changed", text)
+        for news in status.opening(self._places.run, self._board, self._places.root, found.changed, found.gone):
+            self._journal.event(news.event, news.text, step=news.step, priority=news.priority)
 
     def _more_to_do(self) -> bool:
         """At the end of the list, take in what was added to the configuration meanwhile."""
@@ -407,7 +411,7 @@ class Run:
 
     def _reload_config(self) -> None:
         """Read the configuration again; one that is wrong changes nothing."""
-        self._reload = False
+        self._orders.reload = False
         self._notifier.reloading()
         steps = self._list.read_again(lambda plan: self._persist(lambda: self._ledger.enlist(plan.listing())))
         if steps is not None:
@@ -421,44 +425,19 @@ class Run:
 
     def _conclude(self, finished: str) -> None:
         """Write down how the run stands, and say so."""
-        if finished not in ("stopped", "left"):
+        if finished not in (STOPPED, LEFT):
             with contextlib.suppress(Stopped):
                 facts = {"state": finished, "outcomes": json.dumps(self._outcomes.counts)}
                 self._persist(lambda: self._ledger.note(facts))
-            self._keeper.changed()
+            self._companions.changed()
         took = clock.monotonic() - self._began
         news = status.closing(finished, self._places.run, self._board, self._crew.started, took, self._outcomes)
         self._journal.event(news.event, news.text, priority=news.priority, AGENT_OUTCOMES=self._outcomes.text())
-        self._keeper.keep(math.inf)
+        self._companions.conclude(finished)
 
     def _exit_status(self, finished: str) -> int:
-        self._notifier.stopping(self._summary(), _EXIT_GRACE)
+        self._notifier.stopping(self._summary(), EXIT_GRACE)
         return {"done": OK, "failed": STEP_FAILED}.get(finished, WORK_LEFT)
-
-    # -- signals
-
-    def _on_signal(self, number: int) -> None:
-        now = self._events.now
-        if number == signal.SIGCHLD:
-            ended = process.reap()
-            for attempt in self._running.values():
-                attempt.on_exits(ended, now)
-        elif number == signal.SIGHUP and not self._hangup_stops:
-            self._reload = True
-        elif number == signal.SIGUSR1:
-            if self._slots.live and not self._stopping:
-                self._leaving = True
-                self._notifier.stopping("another worker takes over", _EXIT_GRACE)
-        elif self._leaving:
-            pass  # the SIGTERM that comes with it
-        elif self._stopping:
-            for attempt in self._running.values():
-                attempt.kill()
-        else:
-            self._stopping = True
-            self._notifier.stopping("stopping: ending the steps", STOP_GRACE + _EXIT_GRACE)
-            for attempt in self._running.values():
-                attempt.interrupt("stop", STOP_GRACE, now)
 
     # -- what people see
 

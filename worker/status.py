@@ -1,7 +1,7 @@
 """How the run stands and what has become of it: lines for people, data for programs."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from worker import __version__, clock, ledger
@@ -11,6 +11,7 @@ from worker.board import Board
 from worker.clock import Now
 from worker.decide import Verdict
 from worker.journal import ERROR, INFO, NOTICE, WARNING
+from worker.ledger import Row
 from worker.timespan import show
 
 
@@ -38,21 +39,31 @@ class Outcomes:
 
 
 class News(NamedTuple):
-    """A line for the journal: a key of journal.MESSAGE_IDS, the text, its priority."""
+    """A line for the journal: a key of journal.MESSAGE_IDS, the text, its priority, the step that it is about."""
 
     event: str
     text: str
     priority: int
+    step: str | None = None
 
 
-def opening(run: str, board: Board, root: str) -> News | None:
-    """Return the first line of a worker's life, or None if there is nothing to do."""
+def opening(run: str, board: Board, root: str, changed: Iterable[str], gone: Collection[Row]) -> Iterator[News]:
+    """Yield the first lines of a worker's life: none if there is nothing to do but what the list says otherwise now.
+
+    `changed`: steps whose definition is another one than when they were done; `gone`: attempts at steps that are no
+    longer in the list.
+    """
     done, total = board.count(boards.DONE), board.total
-    if done == total:
-        return None
-    begun = done or board.count(boards.RUNNING)
-    text = f"run {run}: {total} steps, {done} done; {'going on' if begun else 'starting'} (state in {root})"
-    return News("run-started", text, INFO)
+    if done < total:
+        begun = done or board.count(boards.RUNNING)
+        text = f"run {run}: {total} steps, {done} done; {'going on' if begun else 'starting'} (state in {root})"
+        yield News("run-started", text, INFO)
+    for step in changed:
+        text = f"{step}: defined otherwise than when it was done; not done again (another id would run it)"
+        yield News("plan-changed", text, NOTICE, step)
+    finished = sum(row.outcome == ledger.DONE for row in gone)
+    if finished:
+        yield News("plan-changed", f"{finished} finished steps are no longer in the list", INFO)
 
 
 def news(step: str, number: int, verdict: Verdict, took: float, board: Board) -> News:

@@ -1,0 +1,115 @@
+"""Errands: commands of the worker's own run beside the loop, and nothing of them outlives what it is for."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import alive
+from worker import clock, process
+from worker.errands import Errands, Report
+from worker.events import Events, Signals
+
+ENV = {"PATH": process.DEFAULT_PATH}
+
+
+class Loop:
+    """As much of the worker's loop as errands need."""
+
+    def __init__(self, owner: Path) -> None:
+        self.events = Events()
+        self.errands = Errands(self.events, self.wait, str(owner))
+        self.reports: list[Report] = []
+        self._signals = Signals(self.events, [signal.SIGCHLD], lambda _: self.errands.on_exits(process.reap()))
+
+    def wait(self, until: float) -> None:
+        self.events.handle(self.events.poll(max(0.0, until - clock.monotonic())))
+
+    def send(self, *argv: str, timeout: float = 60.0, name: str = "copy") -> int:
+        return self.errands.start(name, argv, ENV, "/", timeout, self.reports.append).pid
+
+    def finish(self) -> Report:
+        assert self.errands.wait(clock.monotonic() + 60.0, "copy")
+        return self.reports[-1]
+
+    def close(self) -> None:
+        self.errands.close()
+        self._signals.close()
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    found = Loop(tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_report_has_the_status_and_the_end_of_what_was_printed(loop: Loop) -> None:
+    loop.send("/bin/sh", "-c", "seq 100000; echo last >&2; exit 3")
+    report = loop.finish()
+    assert (report.status, report.timed_out) == (3, False)
+    assert report.output.endswith(b"100000\nlast\n")
+    assert len(report.output) <= 4096
+    assert report.fault == "exited with status 3: last"
+
+
+def test_one_that_went_well_has_no_fault(loop: Loop) -> None:
+    loop.send("true")
+    assert loop.finish().fault == ""
+
+
+def test_one_that_takes_too_long_is_ended_with_what_it_started(loop: Loop, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    loop.send("/bin/sh", "-c", f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 600' & sleep 600", timeout=0.5)
+    report = loop.finish()
+    assert report.timed_out
+    assert "took longer" in report.fault
+    process.reap()
+    assert not alive(int(pid_file.read_text()))
+
+
+def test_what_an_errand_leaves_behind_ends_with_it(loop: Loop) -> None:
+    loop.send("/bin/sh", "-c", "sleep 600 & echo $!")
+    left = int(loop.finish().output)
+    while alive(left):
+        process.reap()
+
+
+def test_a_program_that_is_not_there_is_said_so_and_leaves_nothing_open(loop: Loop) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(process.SpawnError, match="not found"):
+        loop.send("no-such-program")
+    assert os.listdir("/proc/self/fd") == before
+    assert not loop.errands.busy("copy")
+
+
+def test_a_worker_that_ends_takes_its_errands_with_it(loop: Loop) -> None:
+    pid = loop.send("sleep", "600")
+    loop.errands.close()
+    os.waitpid(pid, 0)
+    assert not loop.reports
+
+
+def test_what_a_dead_worker_left_is_ended_before_the_next_errand(loop: Loop, tmp_path: Path) -> None:
+    left = loop.send("sleep", "600")
+    heir = Loop(tmp_path)
+    try:
+        heir.send("true")
+        heir.finish()
+        while alive(left):
+            process.reap()
+    finally:
+        heir.close()
+
+
+def test_errands_of_another_state_folder_are_let_be(loop: Loop, tmp_path: Path) -> None:
+    left = loop.send("sleep", "600")
+    other = Loop(tmp_path / "other")
+    try:
+        other.send("true")
+        other.finish()
+        assert alive(left)
+    finally:
+        other.close()

@@ -1,0 +1,189 @@
+"""Errands: commands of the worker's own, beside the steps: a copy, an alert, a ping.
+
+They run while the loop goes on, and nothing waits for them but what must.  One that takes too long is ended with all
+that it has started; so are all of them when the worker ends, and what a worker that died has left of them before the
+next one sends out its first.
+"""
+
+import contextlib
+import math
+import os
+import signal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from worker import clock, process
+from worker.events import Events
+
+# The end of what it prints is kept, for people.
+_TAIL = 4 * 1024
+_READ = 64 * 1024
+# What it has left behind may close its pipe so much later.
+_GRACE = 1.0
+# In the environment of each: of which worker it is, and its name.
+_OWNER, _NAME = "AGENT_ERRAND_OF", "AGENT_ERRAND"
+
+
+class Report(NamedTuple):
+    """How an errand ended: `status` as for a step, None if nobody knows; the end of its output; seconds."""
+
+    status: int | None
+    output: bytes
+    took: float
+    timed_out: bool
+
+    @property
+    def fault(self) -> str:
+        """What went wrong, in words with its last line; empty if nothing did."""
+        if self.status == 0 and not self.timed_out:
+            return ""
+        if self.timed_out:
+            how = f"took longer than {self.took:.0f}s"
+        elif self.status is None or self.status >= 0:
+            how = f"exited with status {self.status}"
+        else:
+            how = f"was killed by signal {-self.status}"
+        last = self.output.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"{how}: {last[:200]}" if last else how
+
+
+class Errand:
+    """One that is under way."""
+
+    def __init__(self, name: str, pid: int, pipe: int, gives_up: float, done: Callable[[Report], None]) -> None:
+        self.name = name
+        self.pid = pid
+        self.pipe = pipe
+        self.began = clock.monotonic()
+        self.gives_up = gives_up
+        self.done = done
+        self.output = b""
+        self.timed_out = False
+        self.ended = False
+
+
+class Errands:
+    """Those under way, by the pid of their first process."""
+
+    def __init__(self, events: Events, wait: Callable[[float], None], owner: str) -> None:
+        """`wait` handles the loop's events until a time; `owner`, the state folder, tells ours from others'."""
+        self._events = events
+        self._wait = wait
+        self._owner = owner
+        self._first = True
+        self._under_way: dict[int, Errand] = {}
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        timeout: float,
+        done: Callable[[Report], None],
+    ) -> Errand:
+        """Start `argv` in `cwd` with just `env`; `done` is called from the loop once it has ended.
+
+        Raises process.SpawnError.
+        """
+        if self._first:
+            self._end_leftovers()
+        program = process.find_program(argv[0], env.get("PATH", process.DEFAULT_PATH), cwd)
+        read, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read, False)
+        try:
+            pid = process.launch(
+                program, argv, {**env, _OWNER: self._owner, _NAME: self._mark(name)}, cwd, write, write
+            )
+        except process.SpawnError:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        errand = Errand(name, pid, read, clock.monotonic() + timeout, done)
+        self._under_way[pid] = errand
+        self._events.watch(read, lambda: self._read(errand))
+        return errand
+
+    def pids(self) -> Collection[int]:
+        """Return the first process of each."""
+        return self._under_way.keys()
+
+    def busy(self, name: str) -> bool:
+        """Return whether one of that name is under way."""
+        return any(errand.name == name for errand in self._under_way.values())
+
+    def on_exits(self, ended: Mapping[int, int]) -> None:
+        """Note which of our children have ended; what such an errand has started ends with it."""
+        for pid in [pid for pid in self._under_way if pid in ended]:
+            errand = self._under_way[pid]
+            self._kill(errand)
+            self._close(errand, ended[pid])
+
+    def begin(self) -> None:
+        pass
+
+    def changed(self) -> None:
+        pass
+
+    def due_at(self) -> float:
+        """Return when `keep` is to be called (monotonic clock)."""
+        return min((errand.gives_up for errand in self._under_way.values()), default=math.inf)
+
+    def keep(self, now: float) -> None:
+        """End those whose time is over."""
+        for errand in list(self._under_way.values()):
+            if now >= errand.gives_up:
+                errand.timed_out = True
+                errand.gives_up = now + _GRACE  # a process may have been forked while we looked
+                self._kill(errand)
+
+    def conclude(self, finished: str) -> None:
+        pass  # those that come later may yet send some out
+
+    def wait(self, until: float, name: str) -> bool:
+        """Wait for those of that name, at most until a time on the monotonic clock; return whether none is left."""
+        while self.busy(name) and clock.monotonic() < until:
+            self._wait(min(until, self.due_at()))
+            self.keep(clock.monotonic())
+        return not self.busy(name)
+
+    def close(self) -> None:
+        """End all that are under way; nobody is told."""
+        for errand in list(self._under_way.values()):
+            self._kill(errand)
+            self._forget(errand)
+
+    def _read(self, errand: Errand) -> None:
+        """Take what an errand prints."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(errand.pipe, _READ)
+            errand.output = (errand.output + data)[-_TAIL:]
+            if not data:
+                self._events.forget(errand.pipe)
+
+    def _close(self, errand: Errand, status: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(errand.pipe, _READ):
+                errand.output = (errand.output + data)[-_TAIL:]
+        self._forget(errand)
+        errand.done(Report(status, errand.output, clock.monotonic() - errand.began, errand.timed_out))
+
+    def _forget(self, errand: Errand) -> None:
+        del self._under_way[errand.pid]
+        self._events.forget(errand.pipe)
+        os.close(errand.pipe)
+
+    def _kill(self, errand: Errand) -> None:
+        # While their parent lives they can be told by it.  -1: never alone, or any child of ours might be one of them.
+        others = [-1, *(pid for pid in self._under_way if pid != errand.pid)]
+        process.send(process.family(errand.pid, f"{_NAME}={self._mark(errand.name)}".encode(), others), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(errand.pid, signal.SIGKILL)  # it leads a session
+
+    def _mark(self, name: str) -> str:
+        return f"{name} of {self._owner}"
+
+    def _end_leftovers(self) -> None:
+        self._first = False
+        process.send(process.strays([f"{_OWNER}={self._owner}".encode()]), signal.SIGKILL)
