@@ -264,10 +264,11 @@ def main(folder: str, settings: dict[str, str]) -> None:
 
         setattr(ledger.effects, dies_after, die)
 
-    def settle(name: str, result: bytes | None, who: str) -> str:
-        if persist(lambda: ledger.effects.settle(name, result)) is None:
+    def told(request: dict[str, str], result: bytes | None) -> str:
+        name, said = request["settle"], (result or b"") if request["kept"] == "yes" else None
+        if persist(lambda: ledger.effects.settle(name, said)) is None:
             raise AgentError(f"'{name}' is not unknown")
-        return f"{name}: settled by {who}"
+        return f"{name}: settled by {request['who']}"
 
     control._CONNECTIONS_MAX = int(settings.get("connections", control._CONNECTIONS_MAX))
     snapshot = {"padding": "x" * int(settings.get("padding", 0))}
@@ -276,7 +277,7 @@ def main(folder: str, settings: dict[str, str]) -> None:
         persist,
         lambda step: step != "dead",
         lambda step, key, outcome: print(outcome, step, key, flush=True),
-        settle,
+        told,
     )
     signals = Signals(events, [signal.SIGTERM], stopped.append)
     server = control.Server(f"{folder}/control", events, lambda: snapshot, broker)

@@ -72,6 +72,7 @@ class Attempt:
         self.claimed = 0.0  # when, as the ledger has it
         self.deaths: list[float] = []  # when workers that were not well have died while it ran (monotonic clock)
         self._note: str | None = None
+        self._owes = False  # the ledger does not know yet what it has spent
         self.unknown = ""  # the key of an effect inside it of which nobody can tell whether it happened
         self.lost = False  # the claim is another worker's by now: whatever comes of it is not recorded
         self.phase = RUNNING
@@ -396,6 +397,7 @@ class Attempt:
         self._leader.forget()
         self.streams.drain()
         self._events.forget(self.slot.socket.fileno())
+        self.slot.socket.release()
         self._why = self._why or self.streams.fault or missing(self.output, self.log)
         self.streams.close(done=self._exit == 0 and not self._why)
 
@@ -456,3 +458,11 @@ class Attempt:
             if self._family.holds(pid):
                 self.said.take(sign, self.limits, self._best, self._events.now)
                 self.save()  # it says it but once
+                self._owes = self._owes or sign.spend is not None
+        if not self._owes:
+            self.slot.socket.release()
+
+    def noted(self) -> None:
+        """Let the step go on, since the ledger knows what it has spent."""
+        self._owes = False
+        self.slot.socket.release()

@@ -89,17 +89,17 @@ class Broker:
         persist: Persist,
         vouches: Callable[[str], bool],
         tell: Callable[[str, str, str], None],
-        settle: Callable[[str, bytes | None, str], str] | None = None,
+        told: Callable[[dict[str, str], bytes | None], str] | None = None,
     ) -> None:
         """`vouches` says whether a step runs here and is within its limits; `tell` is told a step, a key and
-        what became of it: one of the outcomes in worker.wire.  `settle` does what a person says about a step or
-        key, given the result (None: it has not happened) and who says so; returns a line, or raises AgentError.
+        what became of it: one of the outcomes in worker.wire.  `told` does what a person says in a request,
+        given the result that came with it; returns a line, or raises AgentError, KeyError or ValueError.
         """
         self._effects = effects
         self._persist = persist
         self._vouches = vouches
         self._tell = tell
-        self._say = settle
+        self._told = told
         self.changed: Callable[[], None] = lambda: None  # called when an effect was claimed
         self._queue: deque[tuple[Connection, dict[str, str] | None, bytes | None]] = deque()
         self._callers: dict[Connection, _Caller] = {}
@@ -184,7 +184,7 @@ class Broker:
     def _handle(self, client: Connection, request: dict[str, str], result: bytes | None, now: float) -> None:
         do = {"claim": self._claim, "begin": self._begin, "commit": self._commit, "release": self._release}
         try:
-            what = self._settle if "settle" in request else do[request["once"]]
+            what = self._hear_person if "once" not in request else do[request["once"]]
             what(client, request, result, now)
         except KeyError as exc:
             client.answer({"error": f"the request has no valid {exc}"})
@@ -229,12 +229,11 @@ class Broker:
         client.answer({"verdict": wire.RELEASED})
         self._end(key, token, now)
 
-    def _settle(self, client: Connection, request: dict[str, str], result: bytes | None, _now: float) -> None:
-        if self._say is None:
-            raise ValueError("this worker settles nothing")
-        said = (result or b"") if request["kept"] == "yes" else None
+    def _hear_person(self, client: Connection, request: dict[str, str], result: bytes | None, _now: float) -> None:
+        if self._told is None:
+            raise ValueError("this worker takes no orders")
         try:
-            client.answer({"settled": self._say(request["settle"], said, request["who"])})
+            client.answer({"told": self._told(request, result)})
         except AgentError as exc:
             client.answer({"error": str(exc)})
 

@@ -8,10 +8,12 @@ attempt a line, so that it can be read with `grep` as well.
 import base64
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from worker import __version__, clock, files
+from worker.budget import GRANTED, USED
 from worker.journal import NOTICE, Journal
 from worker.ledger import DONE, Ledger, Row, StorageFull
 from worker.ledger.effects import Effect
@@ -26,6 +28,10 @@ _SHARE = 0.05
 _LATE = 1.0
 
 _END = b"\n]}\n"
+# Of the facts about a run, those that it needs to go on elsewhere: what is used of its budget is used.
+_AMOUNTS = (*USED.values(), *GRANTED.values())
+_DECIMAL = re.compile(r"[0-9]{1,15}(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
+_FACTS = ("counted_from", "state", *_AMOUNTS)
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make one for each line
 
 
@@ -43,7 +49,7 @@ class Header(NamedTuple):
 
 def write(path: str, run: str, ledger: Ledger) -> None:
     """Replace the checkpoint at `path` by what `ledger` holds now.  Raises OSError with the old one whole."""
-    facts = {name: value for name in ("counted_from", "state") if (value := ledger.fact(name)) is not None}
+    facts = {name: value for name in _FACTS if (value := ledger.fact(name)) is not None}
     head = {
         "format": FORMAT,
         "run": run,
@@ -136,6 +142,9 @@ def _header(data: bytes) -> Header:
         raise CheckpointError("its first line is not a checkpoint's")
     if not found.facts.get("counted_from", "0").isdecimal():
         raise CheckpointError("its 'counted_from' is not a number")
+    for name in _AMOUNTS:
+        if not _DECIMAL.fullmatch(found.facts.get(name, "0")):
+            raise CheckpointError(f"its '{name}' is not a number")
     return found
 
 

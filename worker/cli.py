@@ -75,6 +75,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_state(log)
     log.set_defaults(command=_log)
 
+    budget = commands.add_parser("budget", help="print what the run has used of its budget, or let it have more")
+    budget.add_argument(
+        "--add", action="append", default=[], metavar="NAME=AMOUNT", help="so much more: restarts=5 hours=2 spend=10"
+    )
+    _add_state(budget)
+    budget.set_defaults(command=_budget)
+
     settle = commands.add_parser("settle", help="say whether what was cut off had happened: a step, or an effect")
     settle.add_argument("name", metavar="STEP|KEY")
     said = settle.add_mutually_exclusive_group(required=True)
@@ -157,6 +164,14 @@ def _log(options: argparse.Namespace) -> int:
     from worker import report
 
     return report.show_log(_state_folder(options), _unit_name(options), options.step, output=options.output)
+
+
+def _budget(options: argparse.Namespace) -> int:
+    from worker import grant
+
+    where = _state_folder(options), _unit_name(options)
+    print(grant.from_outside(*where, options.add) if options.add else grant.show(*where))
+    return OK
 
 
 def _settle(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import os
 from typing import Any, Literal, NamedTuple
 
 from worker import fields, schema, yamlfile
+from worker.budget import HOURS, RESTARTS, SPEND, Budget
 from worker.errors import ConfigError, Mark, Problem, quote
 from worker.schema import Source, Table, Wrong
 from worker.steps import http as http_step
@@ -33,6 +34,7 @@ class Config(NamedTuple):
     on_failure: Literal["stop", "continue"]
     on_unknown: Literal["stop", "continue"]
     ledger: str | None  # a PostgreSQL connection string, which may name secrets; None: SQLite in the state folder
+    budget: Budget
     lease: float  # seconds that a claim on a server holds without a word from its worker
     tasks: tuple[Task, ...]
     files: tuple[str, ...]
@@ -84,6 +86,7 @@ def _load(path: str) -> Config:
         on_failure=top.get("on_failure", "stop"),
         on_unknown=top.get("on_unknown", "stop"),
         ledger=top.get("ledger"),
+        budget=Budget(**top.get("budget", {})),
         lease=top.get("lease", _LEASE),
         tasks=tasks,
         files=(path, *drop_ins),
@@ -307,6 +310,7 @@ def _lease(node: Node, source: Source) -> float:
     return value
 
 
+_BUDGET: Table = {RESTARTS: schema.amount, HOURS: schema.amount, SPEND: schema.amount}
 _MAIN: Table = {
     "run": schema.name(_LONGEST_RUN),
     "concurrency": _slots,
@@ -314,6 +318,7 @@ _MAIN: Table = {
     "on_unknown": schema.choice("stop", "continue"),
     "ledger": _server,
     "lease": _lease,
+    "budget": lambda node, source: schema.fields(node, _BUDGET, source),
     "defaults": lambda node, source: schema.fields(node, fields.DEFAULTS, source),
     "tasks": _list,
 }

@@ -25,6 +25,7 @@ _PATIENCE = 2.0
 _LONG_PATIENCE = 30.0
 _CONNECTIONS_MAX = 1024
 _UNANSWERED_MAX = 4  # a client waits for its answers
+_TO_BROKER = ("once", "settle", "grant")
 _READ = 65536
 _ROOM = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # for a few descriptors; the kernel closes any others
 
@@ -178,7 +179,7 @@ class Server:
         if request.get("ask") == "status":
             with contextlib.suppress(OSError):  # the asker may have gone
                 client.send(json.dumps(self._snapshot()).encode(), [])
-        elif ("once" in request or "settle" in request) and client.unanswered < _UNANSWERED_MAX:
+        elif any(word in request for word in _TO_BROKER) and client.unanswered < _UNANSWERED_MAX:
             if self._broker is not None:
                 client.unanswered += 1
                 self._broker.take(client, request, result)

@@ -62,6 +62,7 @@ class Crew:
         """`base`: what every step finds in its environment."""
         self.running = running
         self.started = 0  # attempts that this worker has had
+        self.budget_left: Callable[[], dict[str, float]] = dict  # by name, for the notes
         self.bystanders: Callable[[], Iterable[int]] = tuple  # processes of the worker's that are no step's
         self._places = places
         self._journal = journal
@@ -194,7 +195,7 @@ class Crew:
             return None
         log, output = self._persist(lambda: (self._ledger.log(row.seq), self._ledger.output(row.seq) or b""))
         try:
-            notes.write(path, row, log, output, past, step.task.retry)
+            notes.write(path, row, log, output, past, step.task.retry, self.budget_left())
         except OSError as exc:
             self._journal.warning(f"{path}: cannot be written ({exc.strerror}); {step.id} goes without")
             return None

@@ -20,7 +20,7 @@ import struct
 import time
 from typing import NamedTuple
 
-from worker.errors import CONFIG, STATE_HELD, STATE_UNUSABLE, STEP_FAILED, StateError, StateHeld
+from worker.errors import CONFIG, OUT_OF_BUDGET, STATE_HELD, STATE_UNUSABLE, STEP_FAILED, StateError, StateHeld
 
 # struct flock of fcntl(2) on 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
 _FLOCK = "hhqqi4x"
@@ -189,20 +189,36 @@ def _runtime(said: bytes) -> str:
     return said[len(_AT_WORK) :].rstrip(b"\n").decode(errors="replace")
 
 
-def ended(root: str) -> list[str]:
-    """Return how systemd saw workers end that were not well, the last one last; each is told but once.
+class Ends(NamedTuple):
+    """How systemd saw workers end since this was last asked.
+
+    `faults`: those that were not well, the last one last.  `at`: when the last one ended (wall clock), None if
+    systemd has said nothing.
+    """
+
+    faults: list[str]
+    at: float | None
+
+
+def ended(root: str) -> Ends:
+    """Return how workers have ended that had this state folder.
 
     The unit has it written down: $SERVICE_RESULT, $EXIT_CODE and $EXIT_STATUS of systemd.exec(5).
     """
-    path = f"{root}/ended"
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = [line.split() for line in file]
-        os.unlink(path)
+        with open(f"{root}/ended", encoding="utf-8", errors="replace") as file:
+            lines, at = [line.split() for line in file], os.fstat(file.fileno()).st_mtime
     except OSError:
-        return []
+        return Ends([], None)
     ends = [line for line in lines if len(line) == 3 and line[0] != "success" and line[2] not in _ORDERLY]
-    return [f"{how}, {f'exit status {status}' if code == 'exited' else f'SIG{status}'}" for how, code, status in ends]
+    faults = [f"{how}, {f'exit status {status}' if code == 'exited' else f'SIG{status}'}" for how, code, status in ends]
+    return Ends(faults, at)
+
+
+def forget_ended(root: str) -> None:
+    """Forget how workers have ended; it is known elsewhere by now."""
+    with contextlib.suppress(OSError):
+        os.unlink(f"{root}/ended")
 
 
 def leave(held: Lock) -> None:
@@ -210,7 +226,7 @@ def leave(held: Lock) -> None:
     _mark(held.fd, _IN_ORDER)
 
 
-_ORDERLY = [str(status) for status in (STEP_FAILED, STATE_UNUSABLE, STATE_HELD, CONFIG)]
+_ORDERLY = [str(status) for status in (OUT_OF_BUDGET, STEP_FAILED, STATE_UNUSABLE, STATE_HELD, CONFIG)]
 _AT_WORK, _IN_ORDER = b"at work \n", b"in order\n"
 
 

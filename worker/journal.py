@@ -36,6 +36,8 @@ MESSAGE_IDS = {
     "settled": "0fc08f9ff0d1417bbc043a45f8bccb0e",
     "leftovers": "57bf8a79479d4b749ca813a7bf45f63d",
     "waiting": "11bbb3c5561f4bdf8b3d4119e17b515b",
+    "budget-spent": "747892fa52b145c0863d247706126aec",
+    "run-out-of-budget": "4698765d23b64ec0a8bf5888f7559b27",
     "state": "4671d87b5fcb4c39a12b7c709903dabd",
     "plan-changed": "19d81f544705464ab8cbcdeffe571519",
     "reloaded": "20cf9916a68b4b47ac18ca60df9d9825",

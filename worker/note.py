@@ -16,12 +16,12 @@ _LINES, _LINE_MAX = 50, 500
 _DETAIL_MAX = 8 * 1024
 
 
-def write(path: str, row: Row, log: bytes, output: bytes, past: Progress, retry: Retry) -> None:
-    """Replace the note at `path` by one about the attempt `row`.  Raises OSError."""
-    files.publish(path, json.dumps(build(row, log, output, past, retry), ensure_ascii=False).encode())
+def write(path: str, row: Row, log: bytes, output: bytes, past: Progress, retry: Retry, left: dict[str, float]) -> None:
+    """Replace the note at `path` by one about the attempt `row`; `left` of the run's budget.  Raises OSError."""
+    files.publish(path, json.dumps(build(row, log, output, past, retry, left), ensure_ascii=False).encode())
 
 
-def build(row: Row, log: bytes, output: bytes, past: Progress, retry: Retry) -> dict[str, Any]:
+def build(row: Row, log: bytes, output: bytes, past: Progress, retry: Retry, left: dict[str, float]) -> dict[str, Any]:
     """Return the note about the attempt `row`; times in seconds, never longer than some 60 kB."""
     return {
         "step": row.step,
@@ -34,6 +34,7 @@ def build(row: Row, log: bytes, output: bytes, past: Progress, retry: Retry) -> 
         "progress": past.best or None,
         "attempts_left": retry.attempts - past.failures,
         "patience_left": round(max(0.0, retry.patience - past.waited), 3),
+        "budget_left": left,
         "doing": row.detail[:_DETAIL_MAX] or None,
         "log": _last_lines(log),
         "output": _last_lines(output),

@@ -17,7 +17,7 @@ from worker.systemd import Notifier
 # A step asked to end because the worker stops has this long; the unit's TimeoutStopSec= is longer.
 STOP_GRACE = 30.0
 EXIT_GRACE = 10.0  # and the worker so long for its own last writes
-STOPPED, OUT_OF_BUDGET, LEFT = "stopped", "out-of-budget", "left"
+STOPPED, LEFT, OUT_OF_BUDGET = "stopped", "left", "out-of-budget"
 
 
 class Orders:

@@ -56,7 +56,8 @@ def judge_unclosed(
         end = End(None, interrupted_by=reason, effect="open", why=why)
         retry, redo = (step.task.retry, step.task.redo) if step else (Retry(), "always")
         verdict = decide.judge(end, board.progress(row.step), retry, 0.0, redo)
-        found.append((verdict, decide.ending(row.step, row.number, verdict, None, clock.wall())))
+        ending = decide.ending(row.step, row.number, verdict, None, clock.wall())
+        found.append((verdict, ending._replace(spend=row.spend)))  # what it had spent by then is spent
     return found
 
 

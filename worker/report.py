@@ -10,9 +10,10 @@ import sys
 from typing import Any
 
 from worker import board as boards
-from worker import clock, config, control, folder, ledger, member, plan, sandbox, status, unit
+from worker import budget, clock, config, control, folder, ledger, member, plan, sandbox, status, unit
+from worker.budget import Budget, State, number
 from worker.clock import Now
-from worker.errors import OK, AgentError, ConfigError, StateError
+from worker.errors import OK, OUT_OF_BUDGET, AgentError, ConfigError, StateError
 from worker.folder import Places
 from worker.ledger import Ledger, Row
 from worker.ledger.effects import UNKNOWN
@@ -46,7 +47,8 @@ def show_status(root: str, unit_name: str | None, as_json: bool) -> int:
     found = look(root, unit_name)
     if unit_name is not None:
         found["unit"] = unit.state(unit_name)
-        if found["worker"]["state"] == "absent" and (found["unit"] or {}).get("failed"):
+        absent, failed = found["worker"]["state"] == "absent", (found["unit"] or {}).get("failed")
+        if absent and failed and found["unit"]["status"] != OUT_OF_BUDGET:
             found["status"] = "failed"  # whatever an earlier start had achieved: the last one did not work
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
@@ -134,12 +136,22 @@ def _from_ledger(store: Ledger, pid: int | None) -> dict[str, Any]:
         "waiting_for": None,
         "updated": clock.stamp(newest) if newest else None,
         "last_sign_age": None,
+        "budget": budget_of(store).show(),
         "worker": {
             "state": "absent" if pid is None else "silent",
             "pid": pid,
             "version": store.fact("version"),
         },
     }
+
+
+def budget_of(store: Ledger) -> State:
+    """Return how the budget stands, by the configuration as it is now; without limits if that cannot be read."""
+    try:
+        limits = config.load(store.fact("config") or "").budget
+    except AgentError:
+        limits = Budget()
+    return budget.read(store, limits)
 
 
 def _print_status(found: dict[str, Any]) -> None:
@@ -160,6 +172,10 @@ def _print_status(found: dict[str, Any]) -> None:
         print(f"  {step['step']}, attempt {step['attempt']}{whose}, since {step['since']}{sign}{said}")
     if any(found["outcomes"].values()):
         print("outcomes: " + ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count))
+    limited = {name: entry for name, entry in found["budget"].items() if entry["limit"] is not None}
+    if limited:
+        parts = (f"{number(entry['used'])} of {number(entry['limit'])} {name}" for name, entry in limited.items())
+        print("budget: " + ", ".join(parts))
     if found["waiting_for"]:
         print(f"waiting for: {found['waiting_for']}")
     unit_state = found.get("unit")

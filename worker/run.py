@@ -17,6 +17,7 @@ from worker import (
     control,
     decide,
     environment,
+    folder,
     ledger,
     points,
     process,
@@ -35,11 +36,13 @@ from worker.decide import Verdict
 from worker.disk import Disk, Stopped
 from worker.errands import Errands
 from worker.errors import OK, STEP_FAILED, WORK_LEFT, AgentError
+from worker.errors import OUT_OF_BUDGET as BUDGET_SPENT
 from worker.events import Events, Signals
 from worker.folder import Places
-from worker.journal import NOTICE, WARNING, Journal
+from worker.journal import ERROR, NOTICE, WARNING, Journal
 from worker.ledger import Claim, Ending, Ledger, Server
-from worker.orders import EXIT_GRACE, LEFT, STOP_GRACE, STOPPED, Orders
+from worker.meter import Meter
+from worker.orders import EXIT_GRACE, LEFT, OUT_OF_BUDGET, STOP_GRACE, STOPPED, Orders
 from worker.peers import Peers
 from worker.plan import Plan
 from worker.results import Results
@@ -98,8 +101,10 @@ class Run:
         crew = (places, journal, self._events, self._disk, self._ledger, self._results, self._slots, base)
         self._crew = Crew(self._running, *crew)
         self._crew.bystanders = self._errands.pids
+        self._crew.budget_left = lambda: self._meter.state().left()
+        self._meter = Meter(settings.budget, self._ledger, self._running, self._persist)
         self._companions = self._accompanied()
-        self._broker = Broker(self._ledger.effects, self._persist, self._vouches, self._on_effect, self._settled)
+        self._broker = Broker(self._ledger.effects, self._persist, self._vouches, self._on_effect, self._told)
         self._broker.changed = self._companions.changed
         self._outcomes = status.Outcomes()
         self._began = clock.monotonic()
@@ -125,7 +130,7 @@ class Run:
                 if finished is not None:
                     self._conclude(finished)
                     # Work may have been dropped in while that was written down.
-                    if finished not in (STOPPED, LEFT) and self._more_to_do():
+                    if finished not in (STOPPED, LEFT, OUT_OF_BUDGET) and self._more_to_do():
                         finished = None
             if finished != LEFT:
                 self._crew.close()
@@ -168,6 +173,7 @@ class Run:
         """Do everything that can be done now, then wait; return how the run ended, once it has."""
         if self._orders.reload:
             self._reload_config()
+        self._meter.note()
         self._broker.work(clock.monotonic())
         self._park()
         self._hear_peers()
@@ -196,7 +202,14 @@ class Run:
         return None
 
     def _upcoming(self) -> decide.Next:
-        return decide.Next([]) if self._orders.ending else self._decide()
+        """Return what to do next: nothing new once the worker ends, or the budget is spent while work is left."""
+        upcoming = decide.Next([]) if self._orders.ending else self._decide()
+        if self._orders.ending or upcoming.finished is not None or not (spent := self._meter.state().spent()):
+            return upcoming
+        text = f"run {self._places.run}: the budget is spent, {spent}; ending the steps"
+        self._journal.event("budget-spent", text, priority=ERROR)
+        self._orders.end(OUT_OF_BUDGET)
+        return decide.Next([])
 
     def _decide(self) -> decide.Next:
         settings = self._list.settings
@@ -221,6 +234,7 @@ class Run:
         """
         endings = [entry.ending for entry in ended]
         recorded = self._persist(lambda: self._ledger.record(endings, claims, most))
+        self._meter.closed([ending for ending in endings if ending.step not in recorded.lost])
         for entry in ended:
             self._crew.dismiss(entry.attempt)
             self._broker.ended(entry.ending.step)
@@ -284,13 +298,20 @@ class Run:
         news = status.effect(step, key, outcome)
         self._journal.event(news.event, news.text, step=step, priority=news.priority, AGENT_OUTCOME=outcome)
 
-    def _settled(self, name: str, result: bytes | None, who: str) -> str:
-        """Do what a person says of something unknown; return it in words.  Raises AgentError."""
-        from worker import settle  # for the rare moment
+    def _told(self, request: dict[str, str], result: bytes | None) -> str:
+        """Do what a person says; return it in words.  Raises AgentError, KeyError or ValueError."""
+        from worker import grant, settle  # for the rare moment
 
-        done = self._persist(lambda: settle.settle(self._ledger, self._places, name, result, who))
+        who = request["who"]
+        if "grant" in request:
+            more = grant.parse(request["grant"].split())
+            done: str = self._persist(lambda: grant.grant(self._ledger, more, who))
+            self._meter.read()
+        else:
+            said = (result or b"") if request["kept"] == "yes" else None
+            done = self._persist(lambda: settle.settle(self._ledger, self._places, request["settle"], said, who))
+            self._read_all()
         self._journal.event("settled", done, priority=NOTICE)
-        self._read_all()
         self._companions.changed()
         return done
 
@@ -319,6 +340,7 @@ class Run:
         if self._peers is not None and clock.monotonic() >= self._look_at():
             orphans = self._peers.hear(self._on_awaited)
             self._broker.look_again()
+            self._meter.read()
             if self._succession.close(orphans):
                 self._companions.changed()
 
@@ -354,7 +376,10 @@ class Run:
         process.keep_descriptors()
         self._allow_descriptors()
         process.become_subreaper()
-        self._results.restore(thorough=self._persist(lambda: self._ledger.fact("boot")) != self._boot)
+        same_boot = self._persist(lambda: self._ledger.fact("boot")) == self._boot and not self._before.machine_died
+        self._results.restore(thorough=not same_boot)
+        self._meter.open(found.unclosed, self._before.ends, same_boot and not self._before.in_order)
+        folder.forget_ended(self._places.root)
         facts = {
             "state": "running",
             "boot": self._boot,
@@ -387,7 +412,7 @@ class Run:
     def _accompanied(self) -> Companions:
         """Return what accompanies the run, those that others rely on first."""
         keeper = Keeper(self._places.checkpoint, self._places.run, self._ledger, self._journal)
-        return Companions([keeper, self._errands])
+        return Companions([self._meter, keeper, self._errands])
 
     def _allow_descriptors(self) -> None:
         if self._list.settings.concurrency > _FEW:
@@ -397,8 +422,9 @@ class Run:
         if self._undivided:
             text = "steps do not outlive this worker: the unit's cgroup is not its to divide (Delegate=, User=)"
             self._journal.event("state", text, priority=NOTICE)
-        if self._before.ends:
-            self._journal.event("state", f"the last worker was not well: {self._before.ends[-1]}", priority=NOTICE)
+        if self._before.ends.faults:
+            text = f"the last worker was not well: {self._before.ends.faults[-1]}"
+            self._journal.event("state", text, priority=NOTICE)
         for news in status.opening(self._places.run, self._board, self._places.root, found.changed, found.gone):
             self._journal.event(news.event, news.text, step=news.step, priority=news.priority)
 
@@ -417,6 +443,8 @@ class Run:
         if steps is not None:
             self._allow_descriptors()
             self._standing.plan = steps
+            self._meter.limits = self._list.settings.budget
+            self._meter.read()
             self._succession.know_again(self._read_all().gone)
             facts = {"state": "running", "total": str(self._board.total)}
             self._persist(lambda: self._ledger.note(facts))
@@ -431,13 +459,14 @@ class Run:
                 self._persist(lambda: self._ledger.note(facts))
             self._companions.changed()
         took = clock.monotonic() - self._began
-        news = status.closing(finished, self._places.run, self._board, self._crew.started, took, self._outcomes)
+        spent = self._meter.state()
+        news = status.closing(finished, self._places.run, self._board, self._crew.started, took, self._outcomes, spent)
         self._journal.event(news.event, news.text, priority=news.priority, AGENT_OUTCOMES=self._outcomes.text())
         self._companions.conclude(finished)
 
     def _exit_status(self, finished: str) -> int:
         self._notifier.stopping(self._summary(), EXIT_GRACE)
-        return {"done": OK, "failed": STEP_FAILED}.get(finished, WORK_LEFT)
+        return {"done": OK, "failed": STEP_FAILED, OUT_OF_BUDGET: BUDGET_SPENT}.get(finished, WORK_LEFT)
 
     # -- what people see
 
@@ -447,7 +476,8 @@ class Run:
     def snapshot(self) -> dict[str, Any]:
         """Return how the run stands, for the control socket."""
         running, waiting_for = self._running.values(), self._disk.waiting_for
-        return status.snapshot(self._places.run, self._board, running, waiting_for, self._outcomes, clock.now())
+        found = status.snapshot(self._places.run, self._board, running, waiting_for, self._outcomes, clock.now())
+        return found | {"budget": self._meter.state().show()}
 
     def _tell(self, step: str, number: int, verdict: Verdict, took: float = 0.0) -> None:
         """Say in the journal what became of an attempt."""

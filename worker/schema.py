@@ -29,6 +29,7 @@ Table = dict[str, Reader[Any]]
 _NO_ARGUMENT = re.compile("[\0\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _NUMBER = re.compile(r"0*[0-9]{1,9}")
+_AMOUNT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 
 
 class Wrong(Exception):
@@ -117,6 +118,19 @@ def integer(node: Node, source: Source) -> int:
     if not _NUMBER.fullmatch(value) or not int(value):
         raise Wrong(node, f"wants a whole number from 1 on, found {quote(value)}")
     return int(value)
+
+
+def amount(node: Node, source: Source) -> float:
+    """A number from 0 on, perhaps with a fraction."""
+    value = text(node, source)
+    if not is_amount(value):
+        raise Wrong(node, f"wants a number from 0 on, found {quote(value)}", "write it as in 20 or 20.50")
+    return float(value)
+
+
+def is_amount(value: str) -> bool:
+    """Whether `amount` would take the value."""
+    return _AMOUNT.fullmatch(value) is not None
 
 
 def span(node: Node, source: Source) -> float:

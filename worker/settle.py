@@ -4,16 +4,12 @@ A step, or an effect inside one, is unknown when nobody can tell.  Done: its res
 it is never done again.  Redo: nothing had happened, and it is begun anew.
 """
 
-import contextlib
-import os
-import pwd
-
-from worker import clock, control, files, folder, ledger, member, report
+from worker import clock, files, ledger, outside
 from worker.board import doubtful
 from worker.decide import doubt
-from worker.errors import AgentError, StateError
+from worker.errors import AgentError
 from worker.folder import Places
-from worker.ledger import DONE, REDO, Claim, Ending, Ledger, Row, StorageFull
+from worker.ledger import DONE, REDO, Claim, Ending, Ledger, Row
 from worker.ledger.effects import UNKNOWN
 
 
@@ -65,6 +61,7 @@ def _close(store: Ledger, last: Row, result: bytes | None, who: str) -> None:
         cause=f"settled by {who}",
         status=None,
         ended=now,
+        spend=0.0 if last.outcome else last.spend,
         output=result or b"",
         output_size=len(result or b""),
     )
@@ -93,48 +90,7 @@ def from_outside(root: str, unit: str | None, name: str, result: bytes | None) -
 
     Return what was done.  Raises AgentError.
     """
-    who = _user()
-    if not member.shared(root):  # a server's password is root's to read
-        _become_owner(root)
-    if folder.holder(root) is not None:
-        return _by_worker(Places("", root, folder.runtime(root)).control, name, result, who)
-    report.open_ledger(root, unit).close()  # says what is wrong, before there is a lock file where no run is
-    held = folder.lock(root)
-    try:
-        with contextlib.closing(report.open_ledger(root, unit, writable=True)) as store:
-            done = settle(store, Places("", root, ""), name, result, who)
-    except StorageFull as exc:
-        raise StateError(f"{root}: cannot be written: {exc}", "nothing was settled; try again") from exc
-    except OSError as exc:
-        raise StateError(f"{exc.filename or root}: {exc.strerror}", "nothing was settled; try again") from exc
-    finally:
-        os.close(held.fd)
-    return f"{done}; it counts from the next start on: systemctl start {unit}" if unit else done
-
-
-def _user() -> str:
-    try:
-        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return f"user {os.getuid()}"
-
-
-def _become_owner(root: str) -> None:
-    """Write as the folder's owner does: files that root makes there would shut the worker out."""
-    if os.getuid() == 0 and os.path.isdir(root):
-        owner = os.stat(root)
-        os.setegid(owner.st_gid)
-        os.seteuid(owner.st_uid)
-
-
-def _by_worker(path: str, name: str, result: bytes | None, who: str) -> str:
-    """Let the living worker settle it: the ledger is its own."""
-    try:
-        answer = control.request(path, {"settle": name, "who": who, "kept": result is not None}, result)
-    except OSError as exc:
-        raise AgentError(f"the worker cannot be asked: {path}: {exc.strerror}", "use sudo, or try again") from exc
-    if answer is None:
-        raise AgentError("the worker does not answer; it may do it yet", "see 'agentctl status' and 'agentctl list'")
-    if "error" in answer:
-        raise AgentError(answer["error"])
-    return str(answer["settled"])
+    who = outside.user()
+    request = {"settle": name, "who": who, "kept": result is not None}
+    places = Places("", root, "")
+    return outside.tell(root, unit, request, result, lambda store: settle(store, places, name, result, who))

@@ -21,8 +21,11 @@ from worker.task import Task
 _MESSAGE_MAX = 64 * 1024
 _STATUS_MAX = 256
 _INT = array.array("i").itemsize
+# So many may wait for us at a time; a step that sends more of them need not be obliged.
+_BARRIERS_MAX = 64
 _FDS_MAX = 253  # SCM_MAX_FD of the kernel
 _CONTROL_MAX = socket.CMSG_SPACE(_FDS_MAX * _INT) + socket.CMSG_SPACE(3 * _INT)
+_FLAGS = socket.MSG_CMSG_CLOEXEC
 _PROGRESS = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:/([0-9]+(?:\.[0-9]+)?))?")
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 
@@ -54,6 +57,7 @@ class NotifySocket:
         With `fd` it is that socket, which an earlier worker has bound there.
         """
         self.path = path
+        self._barriers: list[int] = []
         self._inode = -1
         if fd is not None:
             self._socket = socket.socket(fileno=fd)
@@ -85,21 +89,32 @@ class NotifySocket:
         """Yield the messages that have come, oldest first, each with its sender's pid; never blocks.
 
         The pid is the kernel's word (SCM_CREDENTIALS, unix(7)); 0 if it could not tell.  File descriptors
-        that came with them are closed: systemd-notify(1) waits for that (`BARRIER=1`, sd_notify_barrier(3)).
+        that came with them are kept until `release`: whoever sent them waits for that (`BARRIER=1`,
+        sd_notify_barrier(3)).
         """
         while True:
             try:
-                data, control, _flags, _address = self._socket.recvmsg(_MESSAGE_MAX, _CONTROL_MAX)
+                data, control, _flags, _address = self._socket.recvmsg(_MESSAGE_MAX, _CONTROL_MAX, _FLAGS)
             except (BlockingIOError, InterruptedError):
                 return
-            pid = _take_control(control)
+            pid, barriers = _take_control(control)
+            self._barriers += barriers
+            if len(self._barriers) > _BARRIERS_MAX:
+                self.release()
             sign = parse(data)
             if sign != NOTHING:
                 # Before the next message is taken: a sender that waits for its barrier is still alive.
                 yield sign, pid
 
+    def release(self) -> None:
+        """Let those go on who wait until what they have sent was heard."""
+        for fd in self._barriers:
+            os.close(fd)
+        self._barriers.clear()
+
     def close(self, unlink: bool = True) -> None:
         """Close the socket and remove its path."""
+        self.release()
         self._socket.close()
         if unlink:
             with contextlib.suppress(OSError):
@@ -138,20 +153,20 @@ def _escaped(char: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def _take_control(control: list[tuple[int, int, bytes]]) -> int:
-    """Close the descriptors that came along; return the sender's pid, or 0."""
+def _take_control(control: list[tuple[int, int, bytes]]) -> tuple[int, list[int]]:
+    """Return the sender's pid, or 0, and the descriptors that came along."""
     pid = 0
+    descriptors: list[int] = []
     for level, kind, data in control:
         if level != socket.SOL_SOCKET:
             continue
         numbers = array.array("i")
         numbers.frombytes(data[: len(data) - len(data) % _INT])
         if kind == socket.SCM_RIGHTS:
-            for fd in numbers:
-                os.close(fd)
+            descriptors += numbers
         elif kind == socket.SCM_CREDENTIALS:
             pid = numbers[0]
-    return pid
+    return pid, descriptors
 
 
 class Limits:

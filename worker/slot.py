@@ -71,6 +71,7 @@ class Slot:
         """Take an empty folder back, and forget what the step said and wrote; what it keeps stays."""
         for _late in self.socket.receive():
             pass
+        self.socket.release()
         self.output.restart()
         self.log.restart()
         if self.shelter is not None:

@@ -8,6 +8,7 @@ from worker import __version__, clock, ledger
 from worker import board as boards
 from worker.attempt import Attempt
 from worker.board import Board
+from worker.budget import State, raising
 from worker.clock import Now
 from worker.decide import Verdict
 from worker.journal import ERROR, INFO, NOTICE, WARNING
@@ -103,13 +104,18 @@ def effect(step: str, key: str, outcome: str) -> News:
     return News("effect", text, WARNING if outcome == "lost" else INFO)
 
 
-def closing(finished: str, run: str, board: Board, attempts: int, took: float, outcomes: Outcomes) -> News:
-    """Return the last line of a worker's life: `finished` is "done", "failed", "stopped" or "left"."""
+def closing(
+    finished: str, run: str, board: Board, attempts: int, took: float, outcomes: Outcomes, budget: State
+) -> News:
+    """Return the last line of a worker's life: `finished` is "done", "failed", "out-of-budget", "stopped" or "left"."""
     counts = f"{board.count(boards.DONE)} of {board.total} steps done"
     if finished == "stopped":
         return News("run-stopped", f"run {run}: stopped, {counts}", NOTICE)
     if finished == "left":
         return News("run-left", f"run {run}: {counts}; the next worker goes on with what runs", NOTICE)
+    if finished == "out-of-budget":
+        text = f"run {run}: out of budget, {counts}; {budget.spent()}; {raising(budget)}"
+        return News("run-out-of-budget", text, ERROR)
     if finished == "failed":
         text = f"run {run}: failed, {counts}, {board.count(boards.FAILED)} failed for good"
         if board.count(boards.UNKNOWN):

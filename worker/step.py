@@ -53,8 +53,14 @@ def progress(done: float, total: float | None = None) -> None:
 
 
 def spend(amount: float) -> None:
-    """Tell the worker that this much more was spent.  Raises ValueError unless it is a number from 0 up."""
+    """Tell the worker that this much more was spent; a worker that is well has heard it when this returns.
+
+    Call it before you use what was paid for: the run's budget counts what is said.  Raises ValueError unless it is
+    a number from 0 up.
+    """
     _send(f"X_AGENT_SPEND={_decimal(amount)}")
+    if _socket_kept is not None:
+        settle()
 
 
 def retry_after(seconds: float) -> None:

@@ -12,7 +12,7 @@ from worker import board as boards
 from worker import clock, ledger, recovery
 from worker.crew import Crew
 from worker.decide import Reason, Verdict
-from worker.folder import Places
+from worker.folder import Ends, Places
 from worker.journal import NOTICE, Journal
 from worker.ledger import Claim, Ledger, Row
 from worker.ledger.effects import CLAIMED, Effect
@@ -28,14 +28,16 @@ _SAME_TIME = 0.001
 class Predecessor(NamedTuple):
     """The worker before: whether it ended in order, so that no step died because of it.
 
-    `ends`: how it ended, and others since a worker got as far as this, if they were not well and that is known.
+    `ends`: how it ended, and others since a worker got as far as this, as systemd saw it.  `machine_died`: it was
+    taken along by its machine.
     `stored`: the descriptors that systemd has kept from it; `same_place`: its runtime folder was ours.
     """
 
     in_order: bool
-    ends: list[str]
+    ends: Ends
     stored: Mapping[str, int]
     same_place: bool
+    machine_died: bool
 
 
 class Succession:
@@ -112,7 +114,7 @@ class Succession:
         if abs(memo.get("claimed", 0.0) - row.started) > _SAME_TIME:
             return False  # another attempt of that number, from before the ledger was put back
         now = clock.monotonic()
-        deaths = [at for at in memo.get("deaths", []) if now - at < _DEATHS_IN] + [now] * len(self._before.ends)
+        deaths = [at for at in memo.get("deaths", []) if now - at < _DEATHS_IN] + [now] * len(self._before.ends.faults)
         if len(deaths) >= _DEATHS_MAX:
             self._reasons[row.step] = ("worker", f"{len(deaths)} workers died while it ran")
             return False
@@ -152,8 +154,9 @@ class Succession:
         for name in recovery.end_leftovers(rows, self._places, self._wait):
             self._journal.event("leftovers", f"ended {name}, left by a dead worker", priority=NOTICE)
         plan, board, worker = self._standing.plan, self._standing.board, self._ledger.worker
-        stopped, ended = self._before.in_order, "".join(self._before.ends[-1:])
-        closed = recovery.judge_unclosed(rows, plan, board, self._boot, stopped, worker, ended, self._reasons)
+        boot = "" if self._before.machine_died else self._boot
+        stopped, ended = self._before.in_order, "".join(self._before.ends.faults[-1:])
+        closed = recovery.judge_unclosed(rows, plan, board, boot, stopped, worker, ended, self._reasons)
         if not closed:
             return False
         lost = self._persist(lambda: self._ledger.record([ending for _, ending in closed], [], 0)).lost

@@ -65,6 +65,7 @@ def state(name: str) -> dict[str, Any] | None:
         "failed": found.get("ActiveState") == "failed",
         "state": f"{found.get('ActiveState')} ({found.get('SubState')})",
         "result": found.get("Result"),
+        "status": int(found.get("ExecMainStatus") or 0),
         "restarts": int(found.get("NRestarts") or 0),
         "hint": hint,
     }

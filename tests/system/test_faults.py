@@ -111,8 +111,8 @@ def test_five_faults_and_a_power_cut_cost_one_step_each(agent: Machine) -> None:
 
 def test_a_pause_longer_than_every_limit_is_not_charged_to_a_step(agent: Machine) -> None:
     """
-    Case W1: both clocks run on while the machine is frozen.  systemd may kill the worker at the thaw, which
-    costs that attempt; no limit of the step is what ends it, and nothing committed is done again.
+    Case W1: both clocks run on while the machine is frozen.  systemd may kill the worker at the thaw, which the step
+    outlives; no limit of its own ends it either, and nothing is done again.
     """
     beats = FORTY[FORTY.index("  - id: beats") : FORTY.index("  - {id: t")]
     service = Service(agent, f"tasks:\n  - {{id: first, run: 'true'}}\n{beats}")
@@ -121,8 +121,7 @@ def test_a_pause_longer_than_every_limit_is_not_charged_to_a_step(agent: Machine
     _freeze(agent, 5)
     service.wait("run-done")
     assert service.events("step-ending") == []
-    killed = len([e for e in agent.journal("-u", "agent") if "Watchdog timeout" in e["MESSAGE"]])
-    assert service.per_step("step-started") == {"first": 1, "beats": 1 + killed}
+    assert service.per_step("step-started") == {"first": 1, "beats": 1}
 
 
 def test_work_dropped_in_after_the_end_is_all_that_runs(agent: Machine) -> None:

@@ -49,6 +49,7 @@ def test_everything_that_can_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 run: release-981
 concurrency: 1
 on_failure: continue
+budget: {restarts: 20, spend: 9.50}
 tasks:
   - id: shard
     run: [./process, "--file={item}", ""]
@@ -69,6 +70,7 @@ tasks:
         "continue",
         "stop",
         None,
+        (20.0, None, 9.5),
         60.0,
         (),
         (f"{tmp_path}/config.yaml",),
@@ -79,14 +81,14 @@ tasks:
     assert task.env == {"COUNTRY": "no", "EMPTY": ""}
     assert task.env_files == (f"{tmp_path}/a.env", "/etc/b.env")
     assert [mark.column for mark in task.env_file_marks] == [16, 23]
-    assert (task.cwd, task.cwd_mark and task.cwd_mark.line) == ("/home/me/app", 10)
+    assert (task.cwd, task.cwd_mark and task.cwd_mark.line) == ("/home/me/app", 11)
     assert (task.foreach, task.foreach_mark and task.foreach_mark.line) == (
         Lines(f"{tmp_path}/files.txt"),
-        11,
+        12,
     )
     assert (task.timeout, task.stall_after, task.watchdog) == (5400, None, 45)
     assert task.retry == Retry(attempts=5, delay=0)
-    assert (task.mark.line, task.mark.column) == (5, 5)
+    assert (task.mark.line, task.mark.column) == (6, 5)
 
 
 def test_the_least_that_can_be_written(tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_a_person_settles_what_is_unknown_through_the_worker(keeper: Keeper, res
         effects.abandon(key, effects.claim(key, "p", "a", 60.0, False).effect.token)
         effects.claim(key, "p", "a", 60.0, False)
     words = {"settle": key, "who": "ann", "kept": result is not None}
-    assert control.request(keeper.socket, words, result) == {"settled": f"{key}: settled by ann"}
+    assert control.request(keeper.socket, words, result) == {"told": f"{key}: settled by ann"}
     assert control.request(keeper.socket, words, result) == {"error": f"'{key}' is not unknown"}
     with keeper.effects() as effects:
         assert [effect.result for effect in effects.all() if effect.key == key] == ([] if result is None else [result])

@@ -40,7 +40,7 @@ def test_messages_mean_what_they_mean_to_systemd(message: bytes, sign: Sign) -> 
     assert parse(message) == sign
 
 
-def test_descriptors_that_come_along_are_closed(tmp_path: Path) -> None:
+def test_descriptors_that_come_along_are_closed_once_what_was_said_is_settled(tmp_path: Path) -> None:
     """
     systemd-notify(1) waits until its BARRIER=1 pipe is closed.
     """
@@ -51,6 +51,10 @@ def test_descriptors_that_come_along_are_closed(tmp_path: Path) -> None:
     sender.sendmsg([b"BARRIER=1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [write]))], 0, path)
     os.close(write)
     assert list(listening.receive()) == []
+    os.set_blocking(read, False)
+    with pytest.raises(BlockingIOError):
+        os.read(read, 1)
+    listening.release()
     assert os.read(read, 1) == b"", "the descriptor that was sent is still open"
     os.close(read)
     sender.close()

@@ -5,7 +5,7 @@ ended; a step is done when it has a row whose outcome is "done", and it can have
 else (how many failures count, what is waiting) is derived from the rows, so nothing is stored twice.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from worker.ledger.effects import Effects
@@ -168,6 +168,15 @@ class Ledger(Protocol):
 
     def note(self, facts: dict[str, str]) -> None:
         """Store facts about the run, durably, in one transaction.  Raises StorageFull."""
+
+    def add(self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}) -> None:
+        """Add to facts that are numbers, 0 where there is none yet, and store `facts`, durably, in one transaction."""
+
+    def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
+        """Note durably what open attempts, by step and number, have spent in all so far; passes over those not ours."""
+
+    def spending(self) -> float:
+        """Return what all attempts have spent, the open ones as far as that was noted."""
 
     def last_closed(self, step: str) -> Row | None:
         """Return the newest attempt of a step that has ended, or None."""

@@ -8,7 +8,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from worker import clock
@@ -188,6 +188,15 @@ class RemoteLedger:
 
     def note(self, facts: dict[str, str]) -> None:
         self._call(lambda: self._store.note(facts))
+
+    def add(self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}) -> None:
+        self._call(lambda: self._store.add(amounts, facts))
+
+    def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
+        self._call(lambda: self._store.spent(amounts))
+
+    def spending(self) -> float:
+        return self._call(self._store.spending)
 
     def last_closed(self, step: str) -> Row | None:
         return self._call(lambda: self._store.last_closed(step))

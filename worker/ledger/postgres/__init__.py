@@ -14,7 +14,7 @@ long transactions, the order of commits, LISTEN (where there is none, workers lo
 import collections
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from worker.errors import StateError
@@ -39,7 +39,7 @@ from worker.ledger.postgres.schema import are_ready, prepare
 __all__ = ["Member", "PostgresLedger"]
 
 # Facts of one machine; all others are the run's.
-_OWN_FACTS = ("boot", "config", "version", "outcomes")
+_OWN_FACTS = ("boot", "config", "version", "outcomes", "worked_until")
 _BATCH = 5000
 _OUTCOME = Row._fields.index("outcome")
 # Whoever has drawn a number has committed so many seconds later; if it should ever take longer, `news` lacks it
@@ -206,10 +206,23 @@ class PostgresLedger:
         return None if found is None else found[0]
 
     def note(self, facts: dict[str, str]) -> None:
-        names = list(facts)
-        values = {"owners": list(map(self._owner, names)), "names": names, "values": list(map(text, facts.values()))}
         with self._link.call() as connection:
-            connection.execute(_NOTE, self._link.me | values)
+            connection.execute(_NOTE, self._link.me | self._facts(facts))
+
+    def add(self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}) -> None:
+        with self._link.call() as connection, connection.transaction():
+            connection.execute(_ADD, self._link.me | self._facts({name: repr(more) for name, more in amounts.items()}))
+            connection.execute(_NOTE, self._link.me | self._facts(facts))
+
+    def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
+        tokens = [self._held.token(step, number) for step, number in amounts]
+        asked = {"steps": [step for step, _number in amounts], "tokens": tokens, "amounts": list(amounts.values())}
+        with self._link.call() as connection:
+            connection.execute(_SPENT, self._link.me | asked)
+
+    def spending(self) -> float:
+        found = self._one(_SPENDING, {})
+        return 0.0 if found is None else float(found[0])
 
     def last_closed(self, step: str) -> Row | None:
         found = self._one(_LAST_CLOSED, {"step": step})
@@ -245,6 +258,10 @@ class PostgresLedger:
     def _one(self, query: str, values: dict[str, Any]) -> tuple[Any, ...] | None:
         with self._link.call() as connection:
             return connection.execute(query, self._link.me | values, binary=True).fetchone()
+
+    def _facts(self, facts: Mapping[str, str]) -> dict[str, list[str]]:
+        names = list(facts)
+        return {"owners": list(map(self._owner, names)), "names": names, "values": list(map(text, facts.values()))}
 
     def _owner(self, fact: str) -> str:
         return self.worker if fact in _OWN_FACTS else ""
@@ -389,6 +406,22 @@ _NOTE = """
 INSERT INTO agent.facts (run, worker, name, value)
 SELECT %(run)s, * FROM unnest(%(owners)s::text[], %(names)s::text[], %(values)s::text[])
 ON CONFLICT (run, worker, name) DO UPDATE SET value = excluded.value
+"""
+_ADD = """
+INSERT INTO agent.facts (run, worker, name, value)
+SELECT %(run)s, * FROM unnest(%(owners)s::text[], %(names)s::text[], %(values)s::text[])
+ON CONFLICT (run, worker, name) DO UPDATE SET
+    value = (agent.facts.value::double precision + excluded.value::double precision)::text
+"""
+_SPENT = f"""
+UPDATE agent.steps s SET spend = said.amount
+FROM unnest(%(steps)s::text[], %(tokens)s::bigint[], %(amounts)s::double precision[]) AS said (step, token, amount)
+WHERE s.run = %(run)s AND s.step = ANY (%(steps)s::text[]) AND s.step = said.step
+    AND {RUNNING} AND s.token = said.token AND s.life = %(life)s
+"""
+_SPENDING = """
+SELECT coalesce((SELECT sum(spend) FROM agent.attempts WHERE run = %(run)s), 0)
+    + coalesce((SELECT sum(spend) FROM agent.steps WHERE run = %(run)s AND state = 'running'), 0)
 """
 # Every claim, ending and effect draws a number; an attempt's ending draws a higher one than its claim.
 _REVISION = """

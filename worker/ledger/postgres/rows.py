@@ -11,7 +11,7 @@ from worker.ledger import Claim, Ending, Row
 CLOSED = ", ".join(Row._fields)
 OPEN = """
 token, step, number, definition, started, boot, NULL::text, false, false, ''::text, NULL::integer,
-NULL::double precision, 0::double precision, 0::double precision, 0::double precision, 0::double precision,
+NULL::double precision, 0::double precision, 0::double precision, 0::double precision, spend,
 ''::text, 0::bigint, 0::bigint, false, key, coalesce(nullif(former, ''), worker)
 """
 # Our row of `workers`, locked until the commit: nothing is granted to a connection that was given up, or to a life
@@ -90,7 +90,7 @@ WITH ended AS MATERIALIZED (
     UPDATE agent.steps s SET
         state = 'running', number = picked.number, token = nextval('agent.tokens'), worker = %(worker)s,
         life = %(life)s, former = '', lease_until = now() + %(lease)s * interval '1 second',
-        definition = picked.definition, started = picked.started, boot = picked.boot, key = picked.key
+        definition = picked.definition, started = picked.started, boot = picked.boot, key = picked.key, spend = 0
     FROM picked WHERE s.step = picked.step AND s.run = %(run)s
     RETURNING s.step, s.number, s.token)
 SELECT 'closed', step, number, 0 FROM written

@@ -12,9 +12,9 @@ from worker.errors import StateError
 from worker.ledger import LedgerAway
 from worker.ledger.postgres.link import Connection
 
-VERSION = 1
+VERSION = 2
 # From each older format to the next.
-MIGRATIONS: dict[int, str] = {}
+MIGRATIONS = {1: "ALTER TABLE agent.steps ADD COLUMN spend double precision NOT NULL DEFAULT 0"}
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS agent.format (one integer PRIMARY KEY, version integer NOT NULL);
@@ -64,6 +64,7 @@ CREATE TABLE IF NOT EXISTS agent.steps (
     started double precision NOT NULL DEFAULT 0,
     boot text NOT NULL DEFAULT '',
     key text NOT NULL DEFAULT '',
+    spend double precision NOT NULL DEFAULT 0,
     PRIMARY KEY (step, run)
 );
 CREATE INDEX IF NOT EXISTS steps_running ON agent.steps (run, token) WHERE state = 'running';

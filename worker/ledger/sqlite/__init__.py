@@ -65,6 +65,10 @@ ALTER TABLE attempts ADD COLUMN worker TEXT NOT NULL DEFAULT '';
 
 _ROW = ", ".join(Row._fields)
 _ENDING = ", ".join(f"{name} = ?" for name in Ending._fields[2:])  # all but step and number
+_ADD = """
+INSERT INTO facts VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = CAST(value AS REAL) + CAST(excluded.value AS REAL)
+"""
 _CLAIM = "INSERT INTO attempts (seq, step, number, definition, started, boot, key) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -179,6 +183,21 @@ class SqliteLedger:
     def note(self, facts: dict[str, str]) -> None:
         with transaction(self._db):
             self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+
+    def add(self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}) -> None:
+        with transaction(self._db):
+            self._db.executemany(_ADD, amounts.items())
+            self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+
+    def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
+        known = [(amount, self._open[attempt]) for attempt, amount in amounts.items() if attempt in self._open]
+        with transaction(self._db):
+            self._db.executemany("UPDATE attempts SET spend = ? WHERE seq = ?", known)
+
+    def spending(self) -> float:
+        with errors():
+            found = self._db.execute("SELECT coalesce(sum(spend), 0.0) FROM attempts").fetchone()
+        return float(found[0])
 
     def last_closed(self, step: str) -> Row | None:
         with errors():

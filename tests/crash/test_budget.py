@@ -1,0 +1,181 @@
+"""A run ends when its budget is spent, and no crash buys it a new one."""
+
+import json
+import random
+import signal
+import sys
+
+import pytest
+
+from tests.conftest import MakeWorker
+from tests.support import ROOT, Worker
+from worker import cli
+from worker.errors import OUT_OF_BUDGET
+
+SPEND = f"PYTHONPATH={ROOT} {sys.executable} -m worker spend"
+PAYING = f"""
+budget: {{spend: 1.00}}
+tasks:
+  - id: pay
+    foreach: {{range: 1-30}}
+    run: '{SPEND} 0.1; {SPEND} 0.1'
+"""
+
+
+def used(w: Worker, capsys: pytest.CaptureFixture[str], name: str) -> float:
+    """Return what `agentctl status` says is used."""
+    capsys.readouterr()
+    cli.main(["status", "--json", "--state", str(w.state)])
+    return float(json.loads(capsys.readouterr().out)["budget"][name]["used"])
+
+
+def add(w: Worker, words: str) -> int:
+    return cli.main(["budget", "--add", words, "--state", str(w.state)])
+
+
+def test_a_run_that_only_succeeds_ends_when_its_money_is_spent(
+    worker: MakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    Exit 69, said with what to do about it; after the budget is raised the run goes on and nothing done is redone.
+    """
+    w = worker(PAYING)
+    assert w.run() == OUT_OF_BUDGET == 69
+    assert w.matching(r"out of budget, \d of 30 steps done; spend: 1 of 1 used; .*agentctl budget --add spend=AMOUNT")
+    done = w.done()
+    assert used(w, capsys, "spend") == 1.0
+    assert w.run() == OUT_OF_BUDGET
+    assert used(w, capsys, "spend") == 1.0
+    assert add(w, "spend=10") == 0
+    assert w.run() == 0
+    assert w.done()[: len(done)] == done
+    assert len(w.done()) == 30
+
+
+def test_m3_ten_times_killed_it_spends_at_most_one_steps_worth_too_much(
+    worker: MakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    M3: whenever the worker is killed, what its steps have said by then is in the ledger.
+    """
+    w = worker(PAYING.replace("1.00", "2.00"))
+    dice = random.Random(3)
+    seen = 0.0
+    for _ in range(10):
+        w.start().until("started")
+        for _ in range(dice.randrange(3)):
+            w.until("started|out of budget|spent")
+        w.kill(signal.SIGKILL)
+        now = used(w, capsys, "spend")
+        assert now >= seen
+        seen = now
+        if now >= 2.0:
+            break
+    assert w.run() == OUT_OF_BUDGET
+    assert 2.0 <= used(w, capsys, "spend") <= 2.2 + 1e-9
+    assert sum(row.spend for row in w.rows()) == pytest.approx(used(w, capsys, "spend"))
+
+
+def test_what_a_step_said_before_the_worker_died_is_not_forgotten(
+    worker: MakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    Its attempt is closed as cut off, with what it had spent.
+    """
+    w = worker(f"budget: {{spend: 5}}\ntasks:\n  - id: a\n    run: '{SPEND} 3; echo said >&2; sleep 600'\n")
+    w.start().until("^a: said")
+    w.kill(signal.SIGKILL)
+    assert used(w, capsys, "spend") == 3
+    assert w.run() == OUT_OF_BUDGET
+    assert [(row.outcome, row.spend) for row in w.rows()] == [("interrupted", 3.0), ("interrupted", 3.0)]
+
+
+def test_more_restarts_than_allowed_end_the_run(worker: MakeWorker, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    Two kills are allowed; after the third no step is started, and a grant lets it go on.
+    """
+    w = worker("budget: {restarts: 2}\ntasks:\n  - {id: a, run: sleep 600, retry: {attempts: 9}}\n")
+    for _ in range(3):
+        w.start().until("a: started")
+        w.kill(signal.SIGKILL)
+    starts = len(w.matching("a: started"))
+    assert w.run() == OUT_OF_BUDGET
+    assert len(w.matching("a: started")) == starts
+    assert used(w, capsys, "restarts") == 3
+    assert add(w, "restarts=1") == 0
+    w.start().until("a: started")
+    assert w.kill(signal.SIGTERM) == 75
+
+
+def test_a_stop_costs_no_restart(worker: MakeWorker, capsys: pytest.CaptureFixture[str]) -> None:
+    w = worker("budget: {restarts: 0}\ntasks:\n  - {id: a, run: sleep 600}\n")
+    for _ in range(2):
+        w.start().until("a: started")
+        assert w.kill(signal.SIGTERM) == 75
+    assert used(w, capsys, "restarts") == 0
+
+
+def test_hours_are_those_at_work_and_outlive_the_worker(worker: MakeWorker, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    A worker that is killed has used its time; the next one ends by its own clock in the middle of a step.
+    """
+    w = worker("budget: {hours: 0.0006}\ntasks:\n  - {id: a, run: sleep 600, retry: {attempts: 99}}\n")
+    w.start().until("^a: started")
+    w.kill(signal.SIGKILL)
+    w.start().until("^a: started, attempt 2")
+    first = used(w, capsys, "hours")
+    assert 0 < first < 0.0006
+    assert w.wait() == OUT_OF_BUDGET
+    assert used(w, capsys, "hours") >= 0.0006
+    assert w.run() == OUT_OF_BUDGET
+    assert len(w.matching("^a: started")) == 2
+
+
+def test_steps_that_run_when_the_budget_is_spent_are_asked_to_end(worker: MakeWorker) -> None:
+    """
+    SIGTERM, and time to save what they have; that costs none of their attempts.
+    """
+    w = worker(f"""
+budget: {{spend: 1}}
+tasks:
+  - id: a
+    retry: {{attempts: 1}}
+    run: |
+      trap 'echo saved >"$STATE_DIRECTORY/part"; kill $!; exit 1' TERM
+      {SPEND} 1
+      sleep 600 & wait
+""")
+    assert w.run() == OUT_OF_BUDGET
+    assert (w.state / "steps/a/part").read_text() == "saved\n"
+    assert [(row.outcome, row.counted, row.cause) for row in w.rows()] == [
+        ("interrupted", 0, "the run's budget was spent")
+    ]
+
+
+def test_m7_the_note_says_what_is_left(worker: MakeWorker) -> None:
+    w = worker(f"""
+budget: {{spend: 10, restarts: 3}}
+tasks:
+  - id: a
+    retry: {{delay: 10ms}}
+    run: '{SPEND} 4; test -n "$AGENT_NOTE" && cat "$AGENT_NOTE"'
+""")
+    assert w.run() == 0
+    assert json.loads(w.output("a"))["budget_left"] == {"restarts": 3, "spend": 6}
+
+
+def test_a_living_worker_takes_a_grant(worker: MakeWorker, capsys: pytest.CaptureFixture[str]) -> None:
+    """
+    It goes on where it would have ended.
+    """
+    w = worker(f"""
+budget: {{spend: 1}}
+tasks:
+  - id: a
+    run: '{SPEND} 0.9; echo waits >&2; while ! test -e go; do sleep 0.02; done; {SPEND} 0.9'
+""")
+    w.start().until("waits")
+    assert add(w, "spend=1") == 0
+    assert "1 more spend" in capsys.readouterr().out
+    (w.state / "work/go").touch()
+    assert w.wait() == 0

@@ -1,0 +1,90 @@
+"""The budget: what is allowed, what is used, and when it is spent."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.plans import ENDED
+from worker import budget, grant
+from worker.budget import Budget, State
+from worker.ledger import Claim
+from worker.ledger.sqlite import SqliteLedger
+
+LIMITS = Budget(restarts=2, hours=1, spend=20)
+
+
+@pytest.mark.parametrize(
+    ("used", "spent"),
+    [
+        (Budget(0, 0, 0), ""),
+        (Budget(2, 0.999, 19.99), ""),
+        (Budget(3, 0, 0), "restarts: 3 of 2 used"),
+        (Budget(0, 1, 0), "hours: 1 of 1 used"),
+        (Budget(0, 0, 20), "spend: 20 of 20 used"),
+        (Budget(0, 0, sum([0.1] * 200)), "spend: 20 of 20 used"),
+        (Budget(0, 0, 25.125), "spend: 25.125 of 20 used"),
+    ],
+)
+def test_so_many_restarts_are_allowed_and_nothing_is_left_of_time_and_spend_at_the_limit(
+    used: Budget, spent: str
+) -> None:
+    """
+    One restart more than allowed is too many; twenty is all of twenty, whatever fractions add up to.
+    """
+    assert State(LIMITS, used).spent() == spent
+
+
+def test_without_a_limit_nothing_is_ever_spent() -> None:
+    assert State(Budget(), Budget(1e6, 1e6, 1e6)).spent() == ""
+
+
+def test_a_limit_of_nothing_allows_no_restart_and_no_spending() -> None:
+    assert State(Budget(restarts=0), Budget(0, 0, 0)).spent() == ""
+    assert State(Budget(restarts=0), Budget(1, 0, 0)).spent()
+    assert State(Budget(spend=0), Budget(0, 0, 0)).spent()
+
+
+def test_what_is_left_is_never_less_than_nothing() -> None:
+    assert State(LIMITS, Budget(3, 0.25, 30)).left() == {"restarts": 0, "hours": 0.75, "spend": 0}
+    assert State(Budget(), Budget(3, 0.25, 30)).left() == {}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> SqliteLedger:
+    return SqliteLedger.create(f"{tmp_path}/ledger.db")
+
+
+def test_a_grant_adds_to_what_the_configuration_allows(ledger: SqliteLedger) -> None:
+    """
+    Twice five is ten; where there is no limit there is none to raise.
+    """
+    for _ in range(2):
+        grant.grant(ledger, grant.parse(["spend=5", "restarts=1"]), "ann")
+    state = budget.read(ledger, Budget(spend=20))
+    assert state.limits == Budget(None, None, 30)
+
+
+@pytest.mark.parametrize("words", [["spend"], ["spend="], ["spend=-1"], ["spend=1e3"], ["money=5"], ["spend=inf"]])
+def test_what_is_no_amount_is_refused_with_what_to_write(words: list[str]) -> None:
+    with pytest.raises(ValueError, match="as in spend=5"):
+        grant.parse(words)
+
+
+def test_what_open_and_closed_attempts_have_spent_is_counted_once(ledger: SqliteLedger) -> None:
+    """
+    What was noted of an attempt while it ran is part of what its ending says, not more.
+    """
+    ledger.record([], [Claim("a", 1, "d", 1000.0, "boot"), Claim("b", 1, "d", 1000.0, "boot")])
+    ledger.spent({("a", 1): 1.5, ("b", 1): 0.25, ("c", 1): 99.0})
+    ledger.spent({("a", 1): 2.5})
+    assert ledger.spending() == 2.75
+    ledger.record([ENDED._replace(spend=3.0)], [])
+    assert ledger.spending() == 3.25
+
+
+def test_amounts_add_up_and_facts_beside_them_are_replaced(ledger: SqliteLedger) -> None:
+    ledger.add({"used_hours": 0.5, "used_restarts": 1}, {"worked_until": "1"})
+    ledger.add({"used_hours": 0.25}, {"worked_until": "2"})
+    assert float(ledger.fact("used_hours") or 0) == 0.75
+    assert float(ledger.fact("used_restarts") or 0) == 1
+    assert ledger.fact("worked_until") == "2"

@@ -1,0 +1,130 @@
+"""The meter: counts what the run uses of its budget while the worker is at work.
+
+Spend is in the ledger before anything else follows from it, time every few seconds, a restart once its worker starts.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from worker import budget, clock, points
+from worker.attempt import Attempt
+from worker.budget import HOURS, RESTARTS, USED, WORKED_UNTIL, Budget, State
+from worker.disk import Stopped
+from worker.folder import Ends
+from worker.ledger import Ending, Ledger, Row
+
+# Time is written down this often; a worker that dies has worked at most so much longer.
+_OFTEN, _SELDOM = 5.0, 60.0
+
+
+class Meter:
+    """A companion of the run; see worker.budget for what counts."""
+
+    def __init__(
+        self,
+        limits: Budget,
+        ledger: Ledger,
+        running: Mapping[str, Attempt],
+        persist: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        """`persist` repeats what the ledger cannot do yet."""
+        self.limits = limits
+        self._ledger = ledger
+        self._running = running
+        self._persist = persist
+        self._state = State(limits, Budget(0, 0, 0))
+        self._since = clock.monotonic()  # work since then is not counted yet
+        self._noted: dict[tuple[str, int], float] = {}  # what the ledger knows of the open attempts' spending
+
+    def open(self, unclosed: Iterable[Row], ends: Ends, cut_off: bool) -> None:
+        """Count what the workers before this one have used and could not say.
+
+        `cut_off`: the last one was at work on this run, on this boot of the machine, and did not end in order.
+        """
+        until = float(self._persist(lambda: self._ledger.fact(WORKED_UNTIL)) or math.inf)
+        now = clock.wall()
+        unsaid = min(max(0.0, (ends.at or now) - until), self._every()) if cut_off else 0.0
+        self._noted = {(row.step, row.number): row.spend for row in unclosed}
+        # Where systemd does not tell, nobody but us could have ended in order.
+        self._add(len(ends.faults) if ends.at is not None else int(cut_off), unsaid)
+        self.read()
+
+    def read(self) -> None:
+        """Take in what the ledger says: other workers of the run use the same budget."""
+        self._state = self._persist(lambda: budget.read(self._ledger, self.limits))
+
+    def state(self) -> State:
+        """Return how the budget stands at this moment."""
+        limits, used = self._state
+        hours = (used.hours or 0) + (clock.monotonic() - self._since) / 3600
+        return State(limits, used._replace(hours=hours, spend=(used.spend or 0) + self._unsaid()))
+
+    def note(self) -> None:
+        """Let the ledger know what the running steps have spent, before anything else follows from it."""
+        news = {(a.step.id, a.number): a.said.spend for a in self._running.values() if not a.over}
+        news = {attempt: spend for attempt, spend in news.items() if spend > self._noted.get(attempt, 0)}
+        if news:
+            self._persist(lambda: self._ledger.spent(news))
+            points.at("spend-noted")
+            for attempt, spend in news.items():
+                self._count(attempt, spend)
+        for running in self._running.values():
+            if not running.over and running.said.spend <= self._noted.get((running.step.id, running.number), 0):
+                running.noted()
+
+    def closed(self, endings: Sequence[Ending]) -> None:
+        """Note that these have been recorded, with what they have spent."""
+        for ending in endings:
+            self._count((ending.step, ending.number), ending.spend)
+            self._noted.pop((ending.step, ending.number), None)
+
+    # -- as a companion
+
+    def begin(self) -> None:
+        pass
+
+    def changed(self) -> None:
+        pass
+
+    def due_at(self) -> float:
+        """Return when time is to be written down, or is over."""
+        limits, used = self._state
+        left = math.inf if limits.hours is None else max(0.0, limits.hours - (used.hours or 0)) * 3600
+        return self._since + min(self._every(), left or math.inf)
+
+    def keep(self, now: float) -> None:
+        """Write the time down if that is due."""
+        if now >= self.due_at():
+            self._add(0, 0.0)
+
+    def conclude(self, finished: str) -> None:
+        """Write down what is not yet, if the disk takes it."""
+        with contextlib.suppress(Stopped):
+            self._add(0, 0.0)
+
+    def _every(self) -> float:
+        return _SELDOM if self.limits.hours is None else _OFTEN
+
+    def _unsaid(self) -> float:
+        """Return what running steps have spent that the ledger does not know yet."""
+        news = ((a.said.spend, self._noted.get((a.step.id, a.number), 0)) for a in self._running.values())
+        return sum(said - noted for said, noted in news if said > noted)
+
+    def _count(self, attempt: tuple[str, int], spend: float) -> None:
+        used = self._state.used
+        more = spend - self._noted.get(attempt, 0)
+        self._noted[attempt] = spend
+        self._state = self._state._replace(used=used._replace(spend=(used.spend or 0) + more))
+
+    def _add(self, restarts: int, seconds: float) -> None:
+        """Count this worker's time up to now, and so much more; nothing is counted twice, nor lost in between."""
+        now = clock.monotonic()
+        hours = (now - self._since + seconds) / 3600
+        amounts = {USED[HOURS]: hours} | ({USED[RESTARTS]: restarts} if restarts else {})
+        self._persist(lambda: self._ledger.add(amounts, {WORKED_UNTIL: repr(clock.wall())}))
+        self._since = now
+        used = self._state.used
+        used = used._replace(restarts=(used.restarts or 0) + restarts, hours=(used.hours or 0) + hours)
+        self._state = self._state._replace(used=used)

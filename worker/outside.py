@@ -1,0 +1,68 @@
+"""What a person tells a run from outside: through its living worker, whose ledger it is, else here and now."""
+
+import contextlib
+import os
+import pwd
+from collections.abc import Callable, Mapping
+
+from worker import control, folder, member, report
+from worker.errors import AgentError, StateError
+from worker.folder import Places
+from worker.ledger import Ledger, StorageFull
+
+
+def tell(
+    root: str,
+    unit: str | None,
+    request: Mapping[str, object],
+    result: bytes | None,
+    action: Callable[[Ledger], str],
+) -> str:
+    """Have the worker of the state folder `root` do what `request` says, or do `action` where none lives.
+
+    Return what was done, in words.  Raises AgentError.
+    """
+    if not member.shared(root):  # a server's password is root's to read
+        become_owner(root)
+    if folder.holder(root) is not None:
+        return _by_worker(Places("", root, folder.runtime(root)).control, request, result)
+    report.open_ledger(root, unit).close()  # says what is wrong, before there is a lock file where no run is
+    held = folder.lock(root)
+    try:
+        with contextlib.closing(report.open_ledger(root, unit, writable=True)) as store:
+            done = action(store)
+    except StorageFull as exc:
+        raise StateError(f"{root}: cannot be written: {exc}", "nothing was changed; try again") from exc
+    except OSError as exc:
+        raise StateError(f"{exc.filename or root}: {exc.strerror}", "nothing was changed; try again") from exc
+    finally:
+        os.close(held.fd)
+    return f"{done}; it counts from the next start on: systemctl start {unit}" if unit else done
+
+
+def user() -> str:
+    """Return the name of the person who says it."""
+    try:
+        return os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"user {os.getuid()}"
+
+
+def become_owner(root: str) -> None:
+    """Write as the folder's owner does: files that root makes there would shut the worker out."""
+    if os.getuid() == 0 and os.path.isdir(root):
+        owner = os.stat(root)
+        os.setegid(owner.st_gid)
+        os.seteuid(owner.st_uid)
+
+
+def _by_worker(path: str, request: Mapping[str, object], result: bytes | None) -> str:
+    try:
+        answer = control.request(path, request, result)
+    except OSError as exc:
+        raise AgentError(f"the worker cannot be asked: {path}: {exc.strerror}", "use sudo, or try again") from exc
+    if answer is None:
+        raise AgentError("the worker does not answer; it may do it yet", "see 'agentctl status' and 'agentctl list'")
+    if "error" in answer:
+        raise AgentError(answer["error"])
+    return str(answer["told"])
