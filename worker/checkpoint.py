@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from worker import __version__, clock, files
 from worker.budget import GRANTED, USED
@@ -45,10 +45,16 @@ class Header(NamedTuple):
     run: str
     revision: int
     facts: dict[str, str]
+    written: str = ""
 
 
 def write(path: str, run: str, ledger: Ledger) -> None:
     """Replace the checkpoint at `path` by what `ledger` holds now.  Raises OSError with the old one whole."""
+    files.replace(path, chunks(run, ledger))
+
+
+def chunks(run: str, ledger: Ledger) -> Iterator[bytes]:
+    """Yield the checkpoint of what `ledger` holds now, piece by piece."""
     facts = {name: value for name in _FACTS if (value := ledger.fact(name)) is not None}
     head = {
         "format": FORMAT,
@@ -58,10 +64,6 @@ def write(path: str, run: str, ledger: Ledger) -> None:
         "version": __version__,
         "facts": facts,
     }
-    files.replace(path, _chunks(head, ledger))
-
-
-def _chunks(head: dict[str, object], ledger: Ledger) -> Iterator[bytes]:
     yield json.dumps(head)[:-1].encode() + b',\n"effects": ['
     for effect in ledger.effects.all():
         yield b"\n" + _encode(_effect_entry(effect)).encode() + b","
@@ -119,7 +121,11 @@ class Checkpoint(NamedTuple):
 
 def load(path: str) -> Checkpoint:
     """Return the checkpoint at `path`.  Raises FileNotFoundError or CheckpointError."""
-    data = files.read(path)
+    return parse(files.read(path))
+
+
+def parse(data: bytes) -> Checkpoint:
+    """Return the checkpoint that `data` is.  Raises CheckpointError."""
     try:
         content = json.loads(data)
         attempts = [_row(entry) for entry in content.pop("attempts") if entry]
@@ -132,7 +138,7 @@ def load(path: str) -> Checkpoint:
 def _header(data: bytes) -> Header:
     try:
         content = json.loads(data)
-        version, found = content["format"], Header(content["run"], content["revision"], content["facts"])
+        version, found = content["format"], _said(content)
     except (ValueError, KeyError, TypeError, RecursionError) as exc:
         raise CheckpointError(f"its first line is not a checkpoint's ({exc})") from exc
     if version not in _READABLE:
@@ -146,6 +152,10 @@ def _header(data: bytes) -> Header:
         if not _DECIMAL.fullmatch(found.facts.get(name, "0")):
             raise CheckpointError(f"its '{name}' is not a number")
     return found
+
+
+def _said(content: dict[str, Any]) -> Header:
+    return Header(content["run"], content["revision"], content["facts"], str(content.get("written", "")))
 
 
 def _row(entry: dict[str, object]) -> tuple[Row, bytes | None]:

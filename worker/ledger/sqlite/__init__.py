@@ -13,7 +13,7 @@ from worker import files, points
 from worker.errors import StateError
 from worker.ledger import DONE, Claim, Ending, LedgerCorrupt, Recorded, Row
 from worker.ledger.effects import Effect
-from worker.ledger.sqlite.database import connect, errors, transaction
+from worker.ledger.sqlite.database import connect, errors, strange_log, transaction
 from worker.ledger.sqlite.effects import SCHEMA as EFFECTS_SCHEMA
 from worker.ledger.sqlite.effects import SqliteEffects
 
@@ -21,6 +21,7 @@ VERSION = 2
 # Larger ledgers are read as they are: a look at every page would hold up the start for too long.
 _CHECKED_MAX = 512 * 1024 * 1024
 SUFFIXES = ("", "-wal", "-shm")  # the files of one database
+_MOVED = "moved"  # in place of a boot's id: the attempt was open on another machine
 
 _SCHEMA = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -92,10 +93,12 @@ class SqliteLedger:
         rows: Sequence[tuple[Row, bytes | None]] = (),
         facts: Mapping[str, str] | None = None,
         effects: Sequence[Effect] = (),
+        revision: int = 0,
     ) -> "SqliteLedger":
         """Make a new ledger that holds all this.  The file has its final name only once it is complete.
 
-        Raises ValueError for rows that no ledger can hold, leaving no file.
+        Its revision is `revision` at least, so that it grows on where that of a checkpoint ended.  Raises ValueError
+        for rows that no ledger can hold, leaving no file.
         """
         temp = f"{path}.new"
         for suffix in SUFFIXES:
@@ -108,6 +111,7 @@ class SqliteLedger:
             fresh.restore(rows)
             fresh.effects.restore(effects)
             fresh.note(dict(facts or {}))
+            fresh.effects.skip(revision - fresh.revision())
         os.chmod(temp, 0o640)
         files.adopt(temp, path)
         return cls.open(path)
@@ -122,18 +126,19 @@ class SqliteLedger:
         if not os.path.exists(path):
             raise FileNotFoundError(path)
         with errors():
-            db = connect(path, "ro" if read_only else "rw")
-            if read_only and not os.access(os.path.dirname(path), os.W_OK) and not os.path.exists(f"{path}-wal"):
-                db.close()
-                db = connect(path, "ro&immutable=1")  # a read-only disk: nobody writes, and there can be no log
+            # A read-only disk: nobody writes, and there can be no log.  Or there is one, which is not this ledger's.
+            alone = not os.access(os.path.dirname(path), os.W_OK) and not os.path.exists(f"{path}-wal")
+            mode = "ro&immutable=1" if alone or strange_log(path) else "ro"
+            db = connect(path, mode if read_only else "rw")
             ledger = cls(path, db)
             try:
                 version = ledger._check(thorough=not read_only)  # before anything that writes: damage stays as it is
                 if version < VERSION:
                     ledger._migrate(version, read_only)
                 if not read_only:
+                    db.execute("PRAGMA journal_mode = WAL")  # a copy that was put back has none yet
                     db.execute("PRAGMA synchronous = FULL")
-                    ledger._load()
+                ledger._load()
             except BaseException:
                 db.close()
                 raise
@@ -226,18 +231,18 @@ class SqliteLedger:
             known[row.step, row.number] = row.seq
             if row.outcome == DONE:
                 done.add(row.step)
-        columns = ", ".join(Row._fields[1:])
-        holes = ", ".join("?" * (len(Row._fields) - 1))
+        holes = ", ".join("?" * len(Row._fields))
+        fresh = not known  # then they keep their numbers, by which 'counted_from' means one of them
         added = 0
         with transaction(self._db):
             for row, output in rows:
-                row = row._replace(worker="")  # there are no others here
+                values = row._replace(seq=row.seq if fresh else None, worker="")  # type: ignore[arg-type] # no others here
                 seq = known.get((row.step, row.number))
                 if row.step in done or not (seq is None or row.outcome == DONE):
                     continue
                 if seq is not None:  # its commit was lost
                     self._db.execute("DELETE FROM attempts WHERE seq = ?", (seq,))
-                self._db.execute(f"INSERT INTO attempts ({columns}, output) VALUES ({holes}, ?)", (*row[1:], output))
+                self._db.execute(f"INSERT INTO attempts ({_ROW}, output) VALUES ({holes}, ?)", (*values, output))
                 added += 1
         with errors():
             self._load()
@@ -248,6 +253,39 @@ class SqliteLedger:
 
     def close(self) -> None:
         self._db.close()
+
+    @contextlib.contextmanager
+    def moment(self) -> Iterator[None]:
+        """Let everything that is read inside be of one moment, whatever a worker writes meanwhile."""
+        with errors():
+            self._db.execute("BEGIN")
+            try:
+                self._load()
+                yield
+            finally:
+                self._db.execute("COMMIT")
+
+    def verify(self) -> None:
+        """Look at every page and every index.  Raises LedgerCorrupt."""
+        with errors():
+            verdict = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise LedgerCorrupt(str(verdict))
+
+    def copy_to(self, path: str) -> None:
+        """Write what the ledger holds at one moment to `path`, by SQLite's own backup.
+
+        The copy has its name only once it is checked and durable; it is one file, and says that it has no log.
+        Raises LedgerCorrupt, leaving what was there before.
+        """
+        with errors():
+            _keep_copy(self._db, path)
+
+    def move(self) -> None:
+        """Note that this ledger is on another machine now: nothing that was open goes on here."""
+        with transaction(self._db):
+            self._db.execute("UPDATE attempts SET boot = ? WHERE outcome IS NULL", (_MOVED,))
+            self._db.execute("UPDATE effects SET worker = ''")
 
     def _close(self, ending: Ending) -> None:
         cursor = self._db.execute(
@@ -296,11 +334,16 @@ def _row(_cursor: sqlite3.Cursor, values: tuple[object, ...]) -> Row:
 
 
 def _keep_copy(db: sqlite3.Connection, path: str) -> None:
-    """Write a copy of the database by SQLite's own backup; it has its name only once it is whole."""
+    """Write a copy of the database by SQLite's own backup; it has its name only once it is checked and durable."""
     temp = f"{path}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temp)
+    for suffix in SUFFIXES:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp + suffix)
     with contextlib.closing(connect(temp, "rwc")) as copy:
         db.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")  # one file, beside which no -wal is its own
+        verdict = copy.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise LedgerCorrupt(str(verdict))
     os.chmod(temp, 0o640)
     files.adopt(temp, path)

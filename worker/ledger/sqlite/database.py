@@ -1,6 +1,7 @@
 """How this program uses SQLite: connections, durable transactions, and what its errors mean."""
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator
 
@@ -22,6 +23,18 @@ def connect(path: str, mode: str) -> sqlite3.Connection:
     """Open the database at `path`; `mode` is that of sqlite.org/uri.html: ro, rw or rwc."""
     name = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     return sqlite3.connect(f"file:{name}?mode={mode}", uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+
+
+def strange_log(path: str) -> bool:
+    """Return whether the -wal beside the database at `path` is another one's, into which SQLite would play it.
+
+    A ledger at work says in its header that it has a log (sqlite.org/fileformat.html, offset 18); our copies say
+    that they have none.
+    """
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(18)
+        return file.read(2) == b"\1\1" and os.path.exists(f"{path}-wal")
+    return False
 
 
 @contextlib.contextmanager

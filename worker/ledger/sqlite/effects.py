@@ -132,6 +132,12 @@ class SqliteEffects:
             changes: int = self._db.execute("SELECT changes FROM effect_counts").fetchone()[0]
         return changes
 
+    def skip(self, revisions: int) -> None:
+        """Let the revision be so much higher, if that is any."""
+        if revisions > 0:
+            with transaction(self._db):
+                self._db.execute("UPDATE effect_counts SET changes = changes + ?", (revisions,))
+
     def _verdict(self, found: Effect, parameters: str) -> str | None:
         """Return why `found` cannot be claimed, or None for a claim whose holder is gone."""
         if found.parameters != parameters:
