@@ -89,6 +89,17 @@ def _parser() -> argparse.ArgumentParser:
     said.add_argument("--redo", action="store_true", help="it had not: it is done again")
     _add_state(settle)
     settle.set_defaults(command=_settle)
+
+    export = commands.add_parser("export", help="write the run as it stands to a file, to go on from elsewhere")
+    export.add_argument("file", nargs="?", default="-", metavar="FILE", help="NAME.db: the ledger; -: to stdout")
+    _add_state(export)
+    export.set_defaults(command=_export)
+
+    restore = commands.add_parser("restore", help="go on from a checkpoint or a ledger that came from elsewhere")
+    restore.add_argument("file", metavar="FILE", help="checkpoint.json or ledger.db (-: from stdin)")
+    restore.add_argument("--force", action="store_true", help="also if what is here knows more; it is set aside")
+    _add_state(restore)
+    restore.set_defaults(command=_restore)
     return parser
 
 
@@ -181,4 +192,23 @@ def _settle(options: argparse.Namespace) -> int:
     if not options.redo:
         result = sys.stdin.buffer.read() if options.done == "-" else os.fsencode(options.done)
     print(settle.from_outside(_state_folder(options), _unit_name(options), options.name, result))
+    return OK
+
+
+def _export(options: argparse.Namespace) -> int:
+    from worker import export
+
+    said = export.export(options.file, _state_folder(options), _unit_name(options))
+    if said:
+        print(said)
+    return OK
+
+
+def _restore(options: argparse.Namespace) -> int:
+    from worker import restore
+
+    config_path = None if options.state else f"{CONFIG_FOLDER}/{options.instance or 'config'}.yaml"
+    root = _state_folder(options)
+    for line in restore.restore(options.file, root, _unit_name(options), config_path, force=options.force):
+        print(line)
     return OK

@@ -67,10 +67,12 @@ def _work(
         gc.freeze()  # the plan lives as long as the process: no collection need look at it again
         folder.begin(held, places.runtime)
         ends, stored = folder.ended(places.root), systemd.stored(environ)
+        # Where no worker has ever begun, what is open came from another machine, and no step took that down.
+        in_order = held.in_order or not held.runtime
         # The unit writes down how each worker ends, unless the machine goes first.  In a container, where the kernel
         # and so the boot's id stay the same, nothing else tells.
-        machine_died = "AGENT_UNIT" in environ and not held.in_order and ends.at is None
-        before = Predecessor(held.in_order, ends, stored, held.runtime == places.runtime, machine_died)
+        machine_died = "AGENT_UNIT" in environ and not in_order and ends.at is None
+        before = Predecessor(in_order, ends, stored, held.runtime == places.runtime, machine_died)
         run = Run(settings, steps, places, resumed.ledger, log, notifier, environ, before)
         status = run.work()
         folder.leave(held)

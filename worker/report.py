@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from worker import board as boards
-from worker import budget, clock, config, control, folder, ledger, member, plan, sandbox, status, unit
+from worker import budget, clock, config, control, folder, ledger, member, plan, sandbox, status, swap, unit
 from worker.budget import Budget, State, number
 from worker.clock import Now
 from worker.errors import OK, OUT_OF_BUDGET, AgentError, ConfigError, StateError
@@ -96,6 +96,8 @@ def open_ledger(root: str, unit_name: str | None, writable: bool = False) -> Led
         if not os.access(root, os.X_OK) and os.path.isdir(root):
             raise StateError(f"{root}: may not be read by this user", "use sudo, or join its group") from None
         command = f"systemctl start {unit_name}" if unit_name else f"agentctl run LIST --state {root}"
+        if swap.pending(root):
+            raise StateError(f"{root}: a restore was cut off in the middle", f"this finishes it: {command}") from None
         raise StateError(f"{root}: no run has been started here", f"start one: {command}") from None
     except ledger.LedgerAway as exc:
         raise StateError(

@@ -9,13 +9,14 @@ read is set aside, never overwritten; if nothing sound is left the worker does n
 import os
 from typing import NamedTuple
 
-from worker import checkpoint, folder, member, shelf
+from worker import checkpoint, files, folder, member, shelf, swap
 from worker.checkpoint import Checkpoint, CheckpointError, Header
 from worker.config import Config
 from worker.errors import StateError
 from worker.folder import Places
 from worker.ledger import Ledger, LedgerCorrupt
 from worker.ledger.sqlite import SUFFIXES, SqliteLedger
+from worker.ledger.sqlite.database import strange_log
 from worker.plan import Plan
 
 
@@ -62,7 +63,15 @@ def join(settings: Config, steps: Plan, places: Places) -> Resumed:
 
 
 def _make_room(places: Places, notices: list[str]) -> None:
-    """Let the state folder be this run's."""
+    """Let the state folder be this run's, and its files ours."""
+    before = swap.finish(places.root)
+    if before is not None:
+        notices.append(f"{places.root}: a restore that was cut off is finished; what was here before is in {before}")
+    if strange_log(places.ledger):
+        aside = folder.set_aside(f"{places.ledger}-wal")
+        notices.append(f"{places.ledger}: was put here beside the -wal of another one, which is set aside as {aside}")
+    for path in (places.ledger, f"{places.ledger}-wal", places.checkpoint):
+        _own(path)
     other = _other_run(places)
     if other is not None:
         shelf.put_away(places, other)
@@ -70,6 +79,18 @@ def _make_room(places: Places, notices: list[str]) -> None:
     if shelf.take_out(places):
         notices.append(f"{places.root}: the state of the run '{places.run}' is back from runs/{places.run}")
     folder.make(places.root)
+
+
+def _own(path: str) -> None:
+    """Let a file that somebody else, root say, has put here be ours to write.  Raises StateError if it is not."""
+    if os.access(path, os.R_OK | os.W_OK) or not os.path.exists(path):
+        return
+    try:
+        with open(path, "rb") as file:
+            files.replace(path, iter(lambda: file.read(1 << 20), b""))
+    except OSError as exc:
+        hint = f"let it be the agent's: chown --reference={os.path.dirname(path)} {path}"
+        raise StateError(f"{path}: cannot be used by this user ({exc.strerror})", hint) from exc
 
 
 def _other_run(places: Places) -> str | None:
@@ -134,7 +155,7 @@ def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLe
         notices.append(f"{places.ledger}: missing, but its -wal is there; set aside as {aside}")
     try:
         facts = {"run": places.run} | found.header.facts
-        ledger = SqliteLedger.create(places.ledger, found.attempts, facts, found.effects)
+        ledger = SqliteLedger.create(places.ledger, found.attempts, facts, found.effects, found.header.revision)
     except ValueError as exc:
         raise _hopeless(places, f"{places.ledger}: missing, and {places.checkpoint}: {exc}") from exc
     if found.header.revision:

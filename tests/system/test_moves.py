@@ -1,0 +1,100 @@
+"""A run moves to another machine, which has the program, the task list and one file of the run, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.machine import Machine
+from tests.system.service import Service
+
+pytestmark = pytest.mark.system
+
+TASKS = """
+run: release-7
+tasks:
+  - id: s
+    foreach: {range: 1-4}
+    run: |
+      agentctl once "effect-$AGENT_ITEM" -- sh -c 'echo "of $AGENT_KEY"'
+      test "$AGENT_ITEM.$(hostname)" != 3.first || sleep 600
+  - id: again
+    run: |
+      agentctl once effect-3 -- sh -c 'echo "of $AGENT_KEY"'
+"""
+
+
+@pytest.fixture
+def fresh(installed_image: Path) -> Iterator[Machine]:
+    """Another machine on which the agent is installed and was never started."""
+    with Machine(layers=[installed_image]) as m:
+        yield m
+
+
+@pytest.mark.parametrize("how", ["restore", "checkpoint.json", "ledger.db"])
+def test_a_fresh_machine_goes_on_with_the_next_step(agent: Machine, fresh: Machine, how: str) -> None:
+    """
+    `agentctl restore`, or root puts the file into the state folder of a service that cannot even write it: done
+    steps are not run again, keys are the same, effects that had happened are not repeated, nothing is counted.
+    """
+    agent.run("hostname first")
+    fresh.run("hostname second")
+    old = Service(agent, TASKS)
+    old.start()
+    agent.wait_journal("AGENT_EVENT=effect", "AGENT_STEP=s@3", after=old.mark)
+    name = "ledger.db" if how == "ledger.db" else "checkpoint.json"
+    agent.run(f"agentctl export /root/{name}")
+    data = agent.run(f"base64 /root/{name}").out
+
+    new = Service(fresh, TASKS)
+    fresh.write("/root/copy.base64", data, mode=0o600)
+    fresh.run(f"umask 077; base64 -d /root/copy.base64 >/root/{name}")
+    if how == "restore":
+        said = fresh.run(f"agentctl restore /root/{name}").out
+        assert "run release-7: restored" in said and "2 steps done" in said
+        assert said.rstrip().endswith("go on with: systemctl start agent")
+    else:
+        fresh.run(f"install -d -o agent -g agent -m 750 /var/lib/agent; install -m 644 /root/{name} /var/lib/agent/")
+    new.start()
+    new.wait("run-done")
+
+    assert new.per_step("step-started") == {"s@3": 1, "s@4": 1, "again": 1}
+    assert [entry["AGENT_ATTEMPT"] for entry in new.events("step-started")] == ["2", "1", "1"]
+    results = [fresh.read(f"/var/lib/agent/out/{step}") for step in ("s@1", "s@2", "s@3", "s@4", "again")]
+    effects = [f"of release-7:effect-{n}\n" for n in range(1, 5)]
+    assert results == [*effects, effects[2]]
+    assert fresh.run("find /var/lib/agent ! -user agent").out == ""
+
+
+def test_what_a_service_cannot_read_is_one_line(fresh: Machine) -> None:
+    """
+    A file that is root's alone: exit 73 with the command that mends it, and it is as it was.
+    """
+    service = Service(fresh, TASKS)
+    fresh.run("install -d -o agent -g agent -m 750 /var/lib/agent; umask 077; echo x >/var/lib/agent/checkpoint.json")
+    fresh.run("systemctl start agent", check=False)
+    service.wait_ended()
+    assert fresh.show("agent", "ExecMainStatus", "NRestarts") == {"ExecMainStatus": "73", "NRestarts": "0"}
+    said = [entry["MESSAGE"] for entry in fresh.journal("-u", "agent", "-p", "err", after=service.mark)]
+    assert [line for line in said if "chown --reference=/var/lib/agent /var/lib/agent/checkpoint.json" in line], said
+    assert fresh.run("ls /var/lib/agent/checkpoint.json").rc == 0
+
+
+def test_restoring_is_refused_while_the_service_is_at_work(agent: Machine) -> None:
+    """
+    Also between two workers: 77 with the command that stops it.  After that it works, also while there is no step.
+    """
+    service = Service(agent, "run: r\ntasks:\n  - {id: a, run: sleep 600}\n", "[Service]\nRestartSec=600\n")
+    service.start()
+    service.wait("step-started", "a")
+    agent.run("agentctl export /root/checkpoint.json")
+    service.kill("SIGKILL")
+    agent.wait_journal("-u", "agent", when=lambda _: agent.show("agent", "SubState")["SubState"] == "auto-restart")
+    refused = agent.run("agentctl restore /root/checkpoint.json --force", check=False)
+    assert (refused.rc, "first: systemctl stop agent" in refused.err) == (77, True)
+    agent.run("systemctl stop agent")
+    agent.run("agentctl restore /root/checkpoint.json")
+    assert agent.run("find /var/lib/agent ! -user agent").out == ""
+    assert service.processes() == []
