@@ -48,6 +48,7 @@ from worker.plan import Plan
 from worker.results import Results
 from worker.slots import Slots
 from worker.standing import Standing
+from worker.steward import Steward
 from worker.succession import Predecessor, Succession
 from worker.systemd import Notifier
 from worker.tasklist import Tasklist
@@ -104,9 +105,14 @@ class Run:
         self._crew.budget_left = lambda: self._meter.state().left()
         self._meter = Meter(settings.budget, self._ledger, self._running, self._persist)
         self._companions = self._accompanied()
-        self._broker = Broker(self._ledger.effects, self._persist, self._vouches, self._on_effect, self._told)
-        self._broker.changed = self._companions.changed
         self._outcomes = status.Outcomes()
+        changed, outcomes = self._companions.changed, self._outcomes
+        steward = Steward(
+            self._running, self._ledger, places, journal, outcomes, self._persist, changed, lambda: self._read_all()
+        )
+        self._steward = steward
+        self._broker = Broker(self._ledger.effects, self._persist, steward.vouches, steward.note, steward.told)
+        self._broker.changed = changed
         self._began = clock.monotonic()
         self._standing = Standing(steps, self._ledger, self._persist)
         self._succession = Succession(
@@ -175,7 +181,7 @@ class Run:
             self._reload_config()
         self._meter.note()
         self._broker.work(clock.monotonic())
-        self._park()
+        self._steward.park(self._broker.waiting())
         self._hear_peers()
         for attempt in [attempt for attempt in self._crew.over() if attempt.lost]:
             self._crew.dismiss(attempt)
@@ -280,47 +286,6 @@ class Run:
         """Return `action()` on the ledger; a full disk, or a server that is away, is waited out."""
         return self._disk.persist(self._store, action)
 
-    # -- effects inside a step
-
-    def _vouches(self, step: str) -> bool:
-        attempt = self._running.get(step)
-        return attempt is not None and not attempt.lost and attempt.within_limits(clock.monotonic())
-
-    def _on_effect(self, step: str, key: str, outcome: str) -> None:
-        """Note what became of an effect that `step` asked for."""
-        attempt = self._running.get(step)
-        if attempt is not None and outcome == "unknown":
-            attempt.unknown = key
-        elif attempt is not None and attempt.unknown == key:
-            attempt.unknown = ""  # settled meanwhile
-        self._outcomes.effect(outcome)
-        self._companions.changed()
-        news = status.effect(step, key, outcome)
-        self._journal.event(news.event, news.text, step=step, priority=news.priority, AGENT_OUTCOME=outcome)
-
-    def _told(self, request: dict[str, str], result: bytes | None) -> str:
-        """Do what a person says; return it in words.  Raises AgentError, KeyError or ValueError."""
-        from worker import grant, settle  # for the rare moment
-
-        who = request["who"]
-        if "grant" in request:
-            more = grant.parse(request["grant"].split())
-            done: str = self._persist(lambda: grant.grant(self._ledger, more, who))
-            self._meter.read()
-        else:
-            said = (result or b"") if request["kept"] == "yes" else None
-            done = self._persist(lambda: settle.settle(self._ledger, self._places, request["settle"], said, who))
-            self._read_all()
-        self._journal.event("settled", done, priority=NOTICE)
-        self._companions.changed()
-        return done
-
-    def _park(self) -> None:
-        """Hold no limit but its timeout against a step that waits for an effect which another step of ours is at."""
-        waiting = self._broker.waiting()
-        for name, attempt in self._running.items():
-            attempt.park(name in waiting, clock.monotonic())
-
     # -- other workers of the run
 
     def _reached(self, store: Ledger) -> Ledger:
@@ -359,6 +324,7 @@ class Run:
         return self._decide().finished is None
 
     def _read_all(self) -> boards.Replay:
+        self._meter.read()
         return self._standing.read(self._running) if self._peers is None else self._peers.read_all()
 
     def _discard(self, ending: Ending) -> None:
@@ -444,7 +410,6 @@ class Run:
             self._allow_descriptors()
             self._standing.plan = steps
             self._meter.limits = self._list.settings.budget
-            self._meter.read()
             self._succession.know_again(self._read_all().gone)
             facts = {"state": "running", "total": str(self._board.total)}
             self._persist(lambda: self._ledger.note(facts))

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.plans import ENDED
 from worker import budget, grant
 from worker.budget import Budget, State
-from worker.ledger import Claim
 from worker.ledger.sqlite import SqliteLedger
 
 LIMITS = Budget(restarts=2, hours=1, spend=20)
@@ -68,23 +66,3 @@ def test_a_grant_adds_to_what_the_configuration_allows(ledger: SqliteLedger) -> 
 def test_what_is_no_amount_is_refused_with_what_to_write(words: list[str]) -> None:
     with pytest.raises(ValueError, match="as in spend=5"):
         grant.parse(words)
-
-
-def test_what_open_and_closed_attempts_have_spent_is_counted_once(ledger: SqliteLedger) -> None:
-    """
-    What was noted of an attempt while it ran is part of what its ending says, not more.
-    """
-    ledger.record([], [Claim("a", 1, "d", 1000.0, "boot"), Claim("b", 1, "d", 1000.0, "boot")])
-    ledger.spent({("a", 1): 1.5, ("b", 1): 0.25, ("c", 1): 99.0})
-    ledger.spent({("a", 1): 2.5})
-    assert ledger.spending() == 2.75
-    ledger.record([ENDED._replace(spend=3.0)], [])
-    assert ledger.spending() == 3.25
-
-
-def test_amounts_add_up_and_facts_beside_them_are_replaced(ledger: SqliteLedger) -> None:
-    ledger.add({"used_hours": 0.5, "used_restarts": 1}, {"worked_until": "1"})
-    ledger.add({"used_hours": 0.25}, {"worked_until": "2"})
-    assert float(ledger.fact("used_hours") or 0) == 0.75
-    assert float(ledger.fact("used_restarts") or 0) == 1
-    assert ledger.fact("worked_until") == "2"

@@ -137,6 +137,29 @@ def test_facts_are_kept(store: Ledger) -> None:
     assert (store.fact("state"), store.fact("boot"), store.fact("none")) == ("done ✓", "this", None)
 
 
+def test_what_open_and_closed_attempts_have_spent_is_counted_once(store: Ledger) -> None:
+    """
+    What was noted of an attempt while it ran is part of what its ending says, not more; an attempt begins with nothing.
+    """
+    store.enlist(STEPS)
+    store.record([], [claim("a"), claim("b")])
+    store.spent({("a", 1): 1.5, ("b", 1): 0.25, ("c", 1): 99.0})
+    store.spent({("a", 1): 2.5})
+    assert store.spending() == 2.75
+    assert [row.spend for row in store.rows()] == [2.5, 0.25]
+    store.record([ending("a", "failed")._replace(spend=3.0)], [claim("a", 2)])
+    assert store.spending() == 3.25
+    assert [(row.step, row.number, row.spend) for row in store.rows()] == [("a", 1, 3.0), ("b", 1, 0.25), ("a", 2, 0.0)]
+
+
+def test_amounts_add_up_and_facts_beside_them_are_replaced(store: Ledger) -> None:
+    store.add({"used_hours": 0.5, "used_restarts": 1}, {"worked_until": "1"})
+    store.add({"used_hours": 0.25}, {"worked_until": "2"})
+    assert float(store.fact("used_hours") or 0) == 0.75
+    assert float(store.fact("used_restarts") or 0) == 1
+    assert store.fact("worked_until") == "2"
+
+
 def test_whatever_a_step_says_can_be_stored(store: Ledger) -> None:
     """
     NUL and numbers beyond all measure: the ending is recorded, and the rest of it intact.

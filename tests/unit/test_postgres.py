@@ -429,3 +429,22 @@ def test_an_open_attempt_of_a_checkpoint_is_an_orphan(join: Join) -> None:
     assert one.restore([(row._replace(number=2, worker="elsewhere"), None)]) == 1
     assert [(row.number, row.worker) for row in one.orphans()] == [(2, "elsewhere")]
     assert one.record([ending("a", "interrupted", 2)], [claim("a", 3)], 1).lost == []
+
+
+# -- the budget
+
+
+def test_machines_that_share_a_run_share_its_budget(join: Join) -> None:
+    """
+    Each adds to the same sums, and none can say what another one's step has spent.
+    """
+    one, two = join("one"), join("two")
+    one.add({"used_hours": 0.5, "used_restarts": 1}, {"worked_until": "1"})
+    two.add({"used_hours": 0.25}, {"worked_until": "2"})
+    assert float(one.fact("used_hours") or 0) == 0.75
+    assert (one.fact("worked_until"), two.fact("worked_until")) == ("1", "2")
+    one.record([], [claim("a")], 1)
+    two.record([], [claim("b")], 1)
+    one.spent({("a", 1): 2.0, ("b", 1): 50.0})
+    two.spent({("b", 1): 1.0})
+    assert one.spending() == two.spending() == 3.0
