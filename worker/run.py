@@ -363,17 +363,21 @@ class Run:
         unbegun, closing = self._succession.enter(found.unclosed)
         if self._orders.ending:  # told to meanwhile
             closing += self._succession.give_back(unbegun)
+            unbegun = []
             self._orders.end(self._orders.ending)
         if self._succession.close(closing):
             self._companions.changed()
         self._broker.inherit(self._succession.claims())
         self._outcomes.effect("skipped", self._board.count(boards.DONE))
         self._announce(found)
+        self._succession.know_again(found.gone)
+        work_is_left = self._upcoming().finished is None
         if not self._orders.done:
             self._succession.begin(unbegun)
-        self._succession.know_again(found.gone)
-        if not self._orders.done and self._decide().finished is None:
-            self._companions.begin()
+            if work_is_left:
+                self._companions.begin()
+        elif self._orders.ending:  # for the budget, or told to only just now
+            self._succession.close(self._succession.give_back(unbegun))
 
     def _accompanied(self) -> Companions:
         """Return what accompanies the run, those that others rely on first."""

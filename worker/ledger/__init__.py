@@ -170,7 +170,10 @@ class Ledger(Protocol):
         """Store facts about the run, durably, in one transaction.  Raises StorageFull."""
 
     def add(self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}) -> None:
-        """Add to facts that are numbers, 0 where there is none yet, and store `facts`, durably, in one transaction."""
+        """Add to facts that are numbers, 0 where there is none yet, and store `facts`, durably, in one transaction.
+
+        After LedgerAway it may have been done all the same; done again it counts twice.
+        """
 
     def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
         """Note durably what open attempts, by step and number, have spent in all so far; passes over those not ours."""
