@@ -32,6 +32,7 @@ UNITS=/usr/local/lib/systemd/system
 ETC=/etc/agent
 STATE=/var/lib/agent
 CACHE=/var/cache/agent   # the service's /tmp
+UNIT_FILES='agent.service agent@.service agent.path agent-alert@.service'
 DROPIN=50-workdir.conf
 GECOS='agent worker (made by its install.sh)'   # purge removes this user and no other
 DESTDIR=${DESTDIR-}
@@ -100,8 +101,9 @@ do_install() {
     group=$(group_of "$user")
     install_config
     if [ -n "$rewrite" ]; then install_dropin "$user"; fi
+    share_dropin
     put 644 "$SOURCE/units/hooks.sh" "$HOOKS"
-    for unit in agent.service agent@.service agent.path; do
+    for unit in $UNIT_FILES; do
         put 644 "$(unit_source "$unit")" "$UNITS/$unit"
     done
     [ "$CHANGED" = 0 ] || relabel
@@ -112,29 +114,32 @@ do_install() {
 do_uninstall() {
     if has_systemd; then
         systemctl disable --now agent.path agent.service 2>/dev/null || :
-        systemctl stop 'agent@*.service' 2>/dev/null || :
+        systemctl stop 'agent@*.service' 'agent-alert@*.service' 2>/dev/null || :
         for link in /etc/systemd/system/*.wants/agent@*.service; do
             [ ! -L "$link" ] || systemctl disable "${link##*/}" 2>/dev/null || :
         done
     fi
-    for path in "$UNITS/agent.path" "$UNITS/agent.service" "$UNITS/agent@.service" "$BIN" "$LIB"; do
-        remove "$path"
+    for unit in $UNIT_FILES; do
+        remove "$UNITS/$unit"
     done
+    remove "$BIN"
+    remove "$LIB"
     rmdir "$DESTDIR$UNITS" "$DESTDIR${UNITS%/*}" 2>/dev/null || :
     if has_systemd; then
         systemctl daemon-reload
-        systemctl reset-failed agent.service agent.path 'agent@*.service' 2>/dev/null || :
+        systemctl reset-failed agent.service agent.path 'agent@*.service' 'agent-alert@*.service' 2>/dev/null || :
     fi
     [ "$command" = uninstall ] || return 0
     [ "$CHANGED" = 1 ] || say "nothing was installed"
     for path in "$DESTDIR$ETC" "$DESTDIR$STATE" "$DESTDIR$STATE"@* "$DESTDIR$CACHE" "$DESTDIR$CACHE"@* \
-        "$DESTDIR"/etc/systemd/system/agent.service.d "$DESTDIR"/etc/systemd/system/agent@.service.d; do
+        "$DESTDIR"/etc/systemd/system/agent.service.d "$DESTDIR"/etc/systemd/system/agent@.service.d \
+        "$DESTDIR"/etc/systemd/system/agent-alert@.service.d; do
         [ ! -e "$path" ] || say "kept ${path#"$DESTDIR"}"
     done
 }
 
 do_purge() {
-    for unit in agent.service agent@.service; do
+    for unit in agent.service agent@.service agent-alert@.service; do
         remove "/etc/systemd/system/$unit.d/$DROPIN"
         rmdir "$DESTDIR/etc/systemd/system/$unit.d" 2>/dev/null || :
     done
@@ -467,6 +472,13 @@ install_dropin() { # USER
     done
 }
 
+# Whoever tells that the agent is down has its rights, and its folders, which %i names there.
+share_dropin() {
+    [ -f "$dropin" ] || return 0
+    sed 's#^\(Environment=HOME=%S/\)%N$#\1%i#' "$dropin" >"$TMP/shared"
+    put 644 "$TMP/shared" "/etc/systemd/system/agent-alert@.service.d/$DROPIN"
+}
+
 dropin() { # USER
     printf '# Written by install.sh from --user and --workdir.  Add your own settings in another file.\n[Service]\n'
     printf 'User=%s\nGroup=%s\n' "$1" "$(group_of "$1")"
@@ -513,7 +525,7 @@ verify_units() {
     lenient=''
     if systemd-analyze --help | grep -q -- --recursive-errors; then lenient=--recursive-errors=no; fi
     mkdir "$TMP/units"
-    for unit in agent.service agent@.service agent.path; do
+    for unit in $UNIT_FILES; do
         sed "s#$BIN#/bin/sh#" "$(unit_source "$unit")" >"$TMP/units/$unit"
     done
     # shellcheck disable=SC2086 # nothing, or one word

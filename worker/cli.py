@@ -100,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     restore.add_argument("--force", action="store_true", help="also if what is here knows more; it is set aside")
     _add_state(restore)
     restore.set_defaults(command=_restore)
+    alert = commands.add_parser("alert", help="tell whom 'alert:' names if a unit is down (agent-alert@.service does)")
+    alert.add_argument("unit", nargs="?", default=DEFAULT_INSTANCE, metavar="UNIT", help="agent, or agent@NAME")
+    alert.set_defaults(command=_alert)
     return parser
 
 
@@ -212,3 +215,14 @@ def _restore(options: argparse.Namespace) -> int:
     for line in restore.restore(options.file, root, _unit_name(options), config_path, force=options.force):
         print(line)
     return OK
+
+
+def _alert(options: argparse.Namespace) -> int:
+    from worker import postmortem
+
+    name = str(options.unit).removesuffix(".service")
+    instance = name.partition("@")[2]
+    if name != unit(instance):
+        raise AgentError(f"'{name}' is no unit of the agent's", f"name {DEFAULT_INSTANCE} or {DEFAULT_INSTANCE}@NAME")
+    config_path = f"{CONFIG_FOLDER}/{instance or 'config'}.yaml"
+    return postmortem.tell(name, config_path, f"{STATE_FOLDER}/{name}", os.environ)

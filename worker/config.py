@@ -10,8 +10,9 @@ import json
 import os
 from typing import Any, Literal, NamedTuple
 
-from worker import fields, schema, yamlfile
+from worker import contact, fields, schema, yamlfile
 from worker.budget import HOURS, RESTARTS, SPEND, Budget
+from worker.contact import Contact, Ping
 from worker.errors import ConfigError, Mark, Problem, quote
 from worker.schema import Source, Table, Wrong
 from worker.steps import http as http_step
@@ -36,6 +37,7 @@ class Config(NamedTuple):
     ledger: str | None  # a PostgreSQL connection string, which may name secrets; None: SQLite in the state folder
     budget: Budget
     lease: float  # seconds that a claim on a server holds without a word from its worker
+    contact: Contact  # whom to tell of a change for the worse
     tasks: tuple[Task, ...]
     files: tuple[str, ...]
 
@@ -88,6 +90,7 @@ def _load(path: str) -> Config:
         ledger=top.get("ledger"),
         budget=Budget(**top.get("budget", {})),
         lease=top.get("lease", _LEASE),
+        contact=Contact(run, top.get("alert"), os.path.dirname(path), top.get("ping", Ping())),
         tasks=tasks,
         files=(path, *drop_ins),
     )
@@ -319,6 +322,8 @@ _MAIN: Table = {
     "ledger": _server,
     "lease": _lease,
     "budget": lambda node, source: schema.fields(node, _BUDGET, source),
+    "alert": contact.read_alert,
+    "ping": contact.read_ping,
     "defaults": lambda node, source: schema.fields(node, fields.DEFAULTS, source),
     "tasks": _list,
 }

@@ -5,9 +5,11 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 
-from worker import clock, config, folder, journal, plan, resume, sandbox, systemd
+from worker import alert, clock, config, folder, journal, plan, resume, sandbox, systemd
+from worker.alert import Alert, Words
+from worker.contact import Contact
 from worker.disk import FULL, PATIENCE
-from worker.errors import AgentError, ConfigError, StateError
+from worker.errors import AgentError, StateError, StateHeld
 from worker.folder import Places
 from worker.journal import ERROR, WARNING, Journal
 from worker.ledger import LedgerAway, StorageFull
@@ -30,24 +32,39 @@ def run(config_path: str, state_folder: Callable[[str], str], environ: Mapping[s
     send = journal.sender(environ)
     log = Journal("", send)
     notifier = Notifier(environ, log.warning)
+    told: Contact | None = None
+    root = environ.get("STATE_DIRECTORY", "").split(":")[0]  # where last words go while the list is not known
     try:
         notifier.starting(_STAGE)
         settings = config.load(config_path)
         steps = plan.build(settings)
-        root = state_folder(settings.run)
+        root, told = state_folder(settings.run), settings.contact
         runtime = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
         secrets = environ.get("CREDENTIALS_DIRECTORY")
         places = Places(settings.run, root, folder.prepare(root, runtime or None), secrets)
         log = Journal(settings.run, send)
         notifier.starting(_STAGE)
-        return _work(settings, steps, places, log, notifier, environ)
-    except ConfigError as exc:
-        for problem in exc.problems:
-            log.event("warning", str(problem), priority=ERROR)
-        return exc.exit_status
+        status = _work(settings, steps, places, log, notifier, environ)
     except AgentError as exc:
-        log.event("warning", str(exc), priority=ERROR)
-        return exc.exit_status
+        status = exc.exit_status
+        for line in str(exc).split("\n"):
+            log.event("warning", line, priority=ERROR)
+        if root and not isinstance(exc, StateHeld):  # the one who holds it has the say
+            alert.say_last(root, Words(status, Alert(alert.GAVE_UP, _cause(exc))))
+    _tell(told, root, status, environ, log)
+    return status
+
+
+def _cause(exc: AgentError) -> str:
+    first, *more = str(exc).split("\n")
+    return f"{first} (and {len(more)} more)" if more else first
+
+
+def _tell(told: Contact | None, root: str, status: int, environ: Mapping[str, str], log: Journal) -> None:
+    """Tell of an end for the worse, where no unit does that."""
+    words = alert.last_words(root)
+    if told is not None and words is not None and words.status == status and alert.UNIT not in environ:
+        alert.tell(words.alert, told, root, "", environ, log, alert.SHORT_PAUSES)
 
 
 def _work(
@@ -59,6 +76,7 @@ def _work(
     environ: Mapping[str, str],
 ) -> int:
     held = folder.lock(places.root)  # until the process ends
+    alert.forget_words(places.root)
     sandbox.check(steps, places.secrets)
     resumed = _resume(settings, steps, places, held.in_order, log, notifier)
     try:
@@ -84,7 +102,12 @@ def _work(
 
 
 def _resume(
-    settings: config.Config, steps: plan.Plan, places: Places, in_order: bool, log: Journal, notifier: Notifier
+    settings: config.Config,
+    steps: plan.Plan,
+    places: Places,
+    in_order: bool,
+    log: Journal,
+    notifier: Notifier,
 ) -> resume.Resumed:
     """Open what an earlier worker left; a full disk, or a server that is away, is waited out with systemd's leave."""
     told = False

@@ -27,7 +27,8 @@ def _arguments(node: Node, source: Source) -> tuple[str, ...]:
     return values
 
 
-def _command(node: Node, source: Source) -> Command:
+def command(node: Node, source: Source) -> Command:
+    """A text for the shell, or a list of arguments."""
     if type(node) is Mapping:
         raise Wrong(node, "wants a text for the shell or a list of arguments, found a mapping", "quote the text")
     return _arguments(node, source) if type(node) is Sequence else schema.text(node, source)
@@ -183,7 +184,7 @@ _HTTP: Table = {
 _EXPECT: Table = {
     "file": schema.text,
     "matches": _pattern,
-    "run": _command,
+    "run": command,
     "status": lambda node, source: list(schema.list_of(schema.integer)(node, source)),
     "json": _mapping_of(_as_json),
 }
@@ -201,18 +202,18 @@ DEFAULTS: Table = {
 }
 TASK: Table = {
     "id": schema.marked(schema.name(LONGEST_ID)),
-    "run": _command,
+    "run": command,
     "http": _http,
     "python": _call,
     "args": _mapping_of(_as_text),
     "foreach": schema.marked(_foreach),
     "needs": schema.list_of(schema.marked(schema.text)),
-    "before": _command,
-    "after": _command,
+    "before": command,
+    "after": command,
     "expect": schema.marked(_expect),
     "key": _key,
     "redo": schema.choice("always", "check", "never"),
-    "check": _command,
+    "check": command,
     **DEFAULTS,
 }
 BASE: dict[str, Any] = {

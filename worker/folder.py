@@ -9,6 +9,10 @@ STATE/work/                where steps work unless the task says otherwise
 STATE/runs/NAME/           the same of another run that was here before
 STATE/lock                 held by the one worker; a kernel lock, so a dead worker holds nothing
 STATE/ended                how systemd saw the last workers end
+STATE/last-words           why the last worker ended, if it was not well
+STATE/alerted              what somebody has been told of that
+STATE/alert.json           whom to tell, as of the last worker that could read its list
+STATE/pinged               there while a begin has been made known, and its end has not
 RUNTIME/                   sockets, and what is known of the attempts that run; gone at the latest with the machine
 """
 

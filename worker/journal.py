@@ -35,6 +35,7 @@ MESSAGE_IDS = {
     "effect": "78c8b5bd649748b4ac28e2e70faf74ef",
     "settled": "0fc08f9ff0d1417bbc043a45f8bccb0e",
     "leftovers": "57bf8a79479d4b749ca813a7bf45f63d",
+    "alerted": "c919616c5723452a9080c159b68986c2",
     "waiting": "11bbb3c5561f4bdf8b3d4119e17b515b",
     "budget-spent": "747892fa52b145c0863d247706126aec",
     "run-out-of-budget": "4698765d23b64ec0a8bf5888f7559b27",

@@ -39,6 +39,7 @@ from worker.errors import OK, STEP_FAILED, WORK_LEFT, AgentError
 from worker.errors import OUT_OF_BUDGET as BUDGET_SPENT
 from worker.events import Events, Signals
 from worker.folder import Places
+from worker.herald import Herald
 from worker.journal import ERROR, NOTICE, WARNING, Journal
 from worker.ledger import Claim, Ending, Ledger, Server
 from worker.meter import Meter
@@ -104,7 +105,7 @@ class Run:
         self._crew.bystanders = self._errands.pids
         self._crew.budget_left = lambda: self._meter.state().left()
         self._meter = Meter(settings.budget, self._ledger, self._running, self._persist)
-        self._companions = self._accompanied()
+        self._companions = self._accompanied(base)
         self._outcomes = status.Outcomes()
         changed, outcomes = self._companions.changed, self._outcomes
         steward = Steward(
@@ -138,6 +139,7 @@ class Run:
                     # Work may have been dropped in while that was written down.
                     if finished not in (STOPPED, LEFT, OUT_OF_BUDGET) and self._more_to_do():
                         finished = None
+                        self._companions.begin()
             if finished != LEFT:
                 self._crew.close()
             return self._exit_status(finished)
@@ -379,10 +381,14 @@ class Run:
         elif self._orders.ending:  # for the budget, or told to only just now
             self._succession.close(self._succession.give_back(unbegun))
 
-    def _accompanied(self) -> Companions:
+    def _accompanied(self, base: Mapping[str, str]) -> Companions:
         """Return what accompanies the run, those that others rely on first."""
         keeper = Keeper(self._places.checkpoint, self._places.run, self._ledger, self._journal)
-        return Companions([self._meter, keeper, self._errands])
+        herald = Herald(
+            lambda: self._list.settings.contact, self._places, self._ledger, self._running, self._meter.state,
+            self._errands, base, self._journal,
+        )  # fmt: skip
+        return Companions([self._meter, keeper, herald, self._errands])
 
     def _allow_descriptors(self) -> None:
         if self._list.settings.concurrency > _FEW:

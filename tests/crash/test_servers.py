@@ -18,7 +18,7 @@ pytest.importorskip("httpx2")
 
 
 class Script:
-    """What the server does with the n-th request; `seen` are the requests' headers."""
+    """What the server does with the n-th request; `seen` are the requests' headers and, as `:path`, their paths."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -32,7 +32,8 @@ def serving(script: Script) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            script.seen.append({name.lower(): value for name, value in self.headers.items()})
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            script.seen.append({":path": self.path, **headers})
             script.times.append(time.monotonic())
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             answer = script.answers[min(len(script.seen), len(script.answers)) - 1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.machine import Machine, MachineError
-from tests.system.supervisor import why_not
+from tests.system.supervisor import HOST, why_not
 
 LOG_LINES = "100"
 
@@ -38,8 +38,12 @@ def installed_image(needs_machine: None, tmp_path_factory: pytest.TempPathFactor
     The units it enabled are disabled again and listed in the folder's file `enabled`, so that a
     machine on it comes up with the agent as never started.
     """
-    upper = tmp_path_factory.mktemp("installed")
-    with Machine(upper=upper, network=True) as m:
+    return install(HOST, tmp_path_factory.mktemp("installed"))
+
+
+def install(base: str | Path, upper: Path) -> Path:
+    """Run `make install` in a machine on `base`, and turn it off; return its upper folder, as `installed_image`."""
+    with Machine(base, upper=upper, network=True) as m:
         done = m.run("make -C /src install", check=False, timeout=300)
         if done.rc:
             pytest.fail(f"make install exited with status {done.rc}\n{done.out}{done.err}", pytrace=False)

@@ -45,10 +45,10 @@ class Service:
         return entry
 
     def wait_ended(self) -> None:
-        """Return once the unit is no longer active; its last line was seen already."""
-        self.machine.run(
-            "while :; do case $(systemctl is-active agent) in inactive | failed) exit 0 ;; esac; sleep 0.02; done"
-        )
+        """Return once the unit is no longer active, and whoever tells of that has ended; its last line was seen."""
+        for unit in ("agent", "agent-alert@agent"):
+            ended = f"case $(systemctl is-active {unit}) in inactive | failed) exit 0 ;; esac"
+            self.machine.run(f"while :; do {ended}; sleep 0.02; done")
 
     def events(self, event: str) -> list[Entry]:
         """Return every entry of this kind, of every boot."""

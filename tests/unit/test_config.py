@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from worker import config, plan
 from worker.config import Config
+from worker.contact import Contact, Ping
 from worker.errors import CONFIG, ConfigError
 from worker.task import Expect, Glob, Items, Lines, Range, Retry
 
@@ -50,6 +51,8 @@ run: release-981
 concurrency: 1
 on_failure: continue
 budget: {restarts: 20, spend: 9.50}
+alert: [./page.sh, now]
+ping: {fail: "https://ping.example/x"}
 tasks:
   - id: shard
     run: [./process, "--file={item}", ""]
@@ -72,6 +75,7 @@ tasks:
         None,
         (20.0, None, 9.5),
         60.0,
+        Contact("release-981", ("./page.sh", "now"), str(tmp_path), Ping(fail="https://ping.example/x")),
         (),
         (f"{tmp_path}/config.yaml",),
     )
@@ -81,14 +85,14 @@ tasks:
     assert task.env == {"COUNTRY": "no", "EMPTY": ""}
     assert task.env_files == (f"{tmp_path}/a.env", "/etc/b.env")
     assert [mark.column for mark in task.env_file_marks] == [16, 23]
-    assert (task.cwd, task.cwd_mark and task.cwd_mark.line) == ("/home/me/app", 11)
+    assert (task.cwd, task.cwd_mark and task.cwd_mark.line) == ("/home/me/app", 13)
     assert (task.foreach, task.foreach_mark and task.foreach_mark.line) == (
         Lines(f"{tmp_path}/files.txt"),
-        12,
+        14,
     )
     assert (task.timeout, task.stall_after, task.watchdog) == (5400, None, 45)
     assert task.retry == Retry(attempts=5, delay=0)
-    assert (task.mark.line, task.mark.column) == (6, 5)
+    assert (task.mark.line, task.mark.column) == (8, 5)
 
 
 def test_the_least_that_can_be_written(tmp_path: Path) -> None:
@@ -497,3 +501,27 @@ def test_needs_that_are_not_there_or_go_in_a_circle_are_named(tmp_path: Path) ->
         ["needs: these wait for each other: b needs a needs c needs b", "needs: these wait for each other: d needs d"],
         ["needs: these wait for each other: c needs b needs a needs c", "needs: these wait for each other: d needs d"],
     )
+
+
+def test_whom_to_tell_is_checked_like_all_else_and_a_secret_url_is_not_shown(tmp_path: Path) -> None:
+    """
+    The message says what a URL should be, not what was written.
+    """
+    said = refused(
+        tmp_path,
+        """\
+alert: {run: x}
+ping: {start: "ftp://host/secret", finish: "https://user:secret@host/", end: "https://host/"}
+tasks: [{id: a, run: x}]
+""",
+    )
+    assert [line.partition(";")[0] for line in said] == [
+        "config.yaml:1:8: alert: wants a text for the shell or a list of arguments, found a mapping",
+        "config.yaml:2:15: start: this is not the URL of a page",
+        "config.yaml:2:44: finish: this is not the URL of a page",
+        "config.yaml:2:73: unknown key 'end'",
+    ]
+    assert "secret" not in "".join(said)
+    for key in ("alert: x", "ping: {}"):
+        (line,) = refused(tmp_path, "tasks: [{id: a, run: x}]\n", extra=f"{key}\n")
+        assert "has no place in a drop-in" in line

@@ -88,9 +88,10 @@ def test_staging_writes_a_whole_program_and_leaves_the_system_alone(run: Run, de
     assert (dest / "etc/agent/config.d").is_dir()
     assert (dest / "etc/agent/config.yaml").read_bytes() == (SOURCE / "config.example.yaml").read_bytes()
     assert not (dest / DROPIN).exists()
-    for unit in ("agent.service", "agent@.service", "agent.path"):
+    for unit in ("agent.service", "agent@.service", "agent.path", "agent-alert@.service"):
         path = dest / UNITS / unit
-        assert path.read_bytes() == (SOURCE / "units" / unit.replace("@", "")).read_bytes()
+        source = "agent.service" if unit == "agent@.service" else unit
+        assert path.read_bytes() == (SOURCE / "units" / source).read_bytes()
         assert not path.is_symlink(), "a template that is a link to a plain unit is not loaded"
 
 
@@ -175,6 +176,18 @@ def test_i7_workdir_that_cannot_be_opened_is_refused_up_front(run: Run, dest: Pa
     assert done.returncode == 1
     assert "--workdir" in done.stderr
     assert list(dest.iterdir()) == []
+
+
+def test_whoever_tells_of_the_agent_has_its_rights_and_its_home(run: Run, dest: Path) -> None:
+    """The folders of the unit that is down, whose name is the instance there; also where it was not there before."""
+    run("install", "--user", "someone", "--workdir", "/home/someone/100%N")
+    dropin, shared = dest / DROPIN, dest / DROPIN.replace("agent.service", "agent-alert@.service")
+    before = dropin.read_text()
+    assert "Environment=HOME=%S/%N\n" in before and "100%%N" in before
+    assert shared.read_text() == before.replace("HOME=%S/%N", "HOME=%S/%i")
+    shared.unlink()
+    run("install")
+    assert shared.exists() and dropin.read_text() == before
 
 
 def test_workdir_outside_home_leaves_home_closed(run: Run, dest: Path) -> None:

@@ -1,0 +1,184 @@
+"""Alerts and pings of a real worker in the foreground, where no unit tells."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeWorker
+from tests.crash.test_servers import Script, drop, serving
+from tests.support import Worker
+
+ALERT = """
+alert: |
+  n=$(ls -d alert.* 2>/dev/null | wc -l); env > alert.$n; test ! -e refuse
+"""
+
+
+def alerts(w: Worker) -> list[dict[str, str]]:
+    """Return the environment of each time that the command was run, in order."""
+    found = []
+    for n in range(len(list(w.config.parent.glob("alert.*")))):
+        text, _, lines = (w.config.parent / f"alert.{n}").read_text().partition("AGENT_LINES=")
+        found.append(dict(line.split("=", 1) for line in f"{text}AGENT_LINES=-\n{lines}".splitlines() if "=" in line))
+    return found
+
+
+def test_a_failed_run_is_told_with_all_that_one_wants_to_know(worker: MakeWorker) -> None:
+    """
+    Which run, why, where and the last lines; nothing of the worker's own environment; exit 70 all the same.
+    """
+    w = worker(
+        f"run: r\n{ALERT}\ntasks:\n  - {{id: ok, run: 'true'}}\n"
+        "  - {id: a, run: 'seq 200; exit 3', retry: {attempts: 2, delay: 0s}}\n",
+        environ={"SECRET": "x"},
+    )
+    assert w.run() == 70
+    (told,) = alerts(w)
+    assert {name: told[name] for name in told if name.startswith("AGENT_") and name != "AGENT_LINES"} == {
+        "AGENT_RUN": "r",
+        "AGENT_ALERT": "failed",
+        "AGENT_CAUSE": "a: failed for good: exited with status 3 (attempt 2)",
+        "AGENT_STEP": "a",
+        "AGENT_UNIT": "",
+        "AGENT_HOST": os.uname().nodename,
+    }
+    lines = (w.config.parent / "alert.0").read_text().partition("AGENT_LINES=")[2].splitlines()
+    assert lines[:50] == [str(n) for n in range(151, 201)]
+    assert "SECRET" not in told
+    assert w.matching("run r: failed: a: failed for good: exited with status 3 .attempt 2.; told")
+
+
+def test_each_change_for_the_worse_is_told_once(worker: MakeWorker) -> None:
+    """
+    Tried again and failed again is told again; a state folder that cannot be used, each time for another reason, too.
+    """
+    w = worker(f"{ALERT}\ntasks:\n  - {{id: a, run: exit 3, retry: {{attempts: 1}}}}\n")
+    assert [w.run(), w.run()] == [70, 70]
+    assert [told["AGENT_CAUSE"][-11:] for told in alerts(w)] == ["(attempt 1)", "(attempt 2)"]
+    w.config.write_text(w.config.read_text().replace("id: a,", "id: a, cwd: nowhere,"))
+    assert [w.run(), w.run()] == [78, 78]
+    w.config.write_text(w.config.read_text().replace("nowhere", "elsewhere"))
+    assert w.run() == 78
+    kinds = [(told["AGENT_ALERT"], told["AGENT_STEP"]) for told in alerts(w)]
+    assert kinds == [("failed", "a")] * 2 + [("gave-up", "")] * 2
+    assert ["nowhere" in told["AGENT_CAUSE"] for told in alerts(w)[2:]] == [True, False]
+
+
+def test_whoever_meets_a_second_worker_tells_nothing(worker: MakeWorker) -> None:
+    """
+    77: the run is in good hands, and they have the say.
+    """
+    w = worker(f"{ALERT}\ntasks:\n  - {{id: a, run: 'sleep 600'}}\n")
+    w.start().until("a: started")
+    other = Worker(w.config.parent, w.config.read_text())
+    assert other.run() == 77
+    assert alerts(w) == []
+    assert not (w.state / "last-words").exists()
+
+
+def test_an_alert_that_fails_is_a_warning_and_is_told_later(worker: MakeWorker) -> None:
+    """
+    Tried twice; the run's exit status is its own; the next end that is the same is told, since nobody knows yet.
+    """
+    w = worker(f"{ALERT}\ntasks:\n  - {{id: a, run: 'true', cwd: nowhere}}\n")
+    (w.config.parent / "refuse").touch()
+    assert w.run() == 78
+    assert len(w.matching("alert: '/bin/sh' exited with status 1; again in 2s")) == 1
+    assert len(w.matching("alert: '/bin/sh' exited with status 1; giving up")) == 1
+    (w.config.parent / "refuse").unlink()
+    assert w.run() == 78
+    assert len(alerts(w)) == 3
+    assert w.run() == 78
+    assert len(alerts(w)) == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "what"), [("[./missing.sh]", "cannot be started: No such file"), ("kill -9 $$", "killed by signal 9")]
+)
+def test_a_command_that_does_not_work_is_named(worker: MakeWorker, command: str, what: str) -> None:
+    w = worker(f"alert: {command}\ntasks:\n  - {{id: a, run: exit 3, retry: {{attempts: 1}}}}\n")
+    assert w.run() == 70
+    assert len(w.matching(f"alert: .*{what}")) == 2
+
+
+def test_under_a_unit_that_tells_the_worker_does_not(worker: MakeWorker) -> None:
+    """
+    It leaves its last words, and whom to tell, for nobody else to read.
+    """
+    w = worker(
+        f"run: r\n{ALERT}ping: {{fail: 'http://127.0.0.1:9/secret'}}\n"
+        "tasks:\n  - {id: a, run: exit 3, retry: {attempts: 1}}\n",
+        environ={"AGENT_UNIT": "agent.service"},
+    )
+    assert w.run() == 70
+    assert alerts(w) == []
+    said = json.loads((w.state / "last-words").read_text())
+    assert said == [70, "failed", "a: failed for good: exited with status 3 (attempt 1)", "a", ""]
+    kept = json.loads((w.state / "alert.json").read_text())
+    assert kept["folder"] == str(w.config.parent)
+    assert kept["ping"]["fail"].endswith("/secret")
+    for name in ("last-words", "alert.json"):
+        assert (w.state / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_dead_man_service_hears_of_begin_and_end(worker: MakeWorker) -> None:
+    """
+    start and finish, once each, while steps run; nothing where there was nothing to do.
+    """
+    script = Script((200, b""))
+    with serving(script) as url:
+        w = worker(_pings(url))
+        assert w.run() == 0
+        assert _paths(script) == ["/start", "/finish"]
+        assert w.run() == 0
+    assert _paths(script) == ["/start", "/finish"]
+
+
+def test_an_end_is_made_known_although_the_worker_died_just_before(worker: MakeWorker) -> None:
+    """
+    The next one has nothing to do but that.
+    """
+    script = Script((200, b""))
+    with serving(script) as url:
+        w = worker(_pings(url))
+        assert w.run() == 0
+        (w.state / "pinged").write_text("begun\n")  # as if it had
+        assert w.run() == 0
+    assert _paths(script) == ["/start", "/finish", "/finish"]
+
+
+def test_a_ping_that_fails_is_a_warning_without_the_secret(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    Only the host is named; the run does not suffer, nor wait.
+    """
+    script = Script((503, b""), drop)
+    with serving(script) as url:
+        w = worker(_pings(url))
+        assert w.run() == 0
+    host = url.removeprefix("http://").rstrip("/")
+    assert len(w.matching(f"ping: (start|finish): {host}: ")) == 2
+    assert not any("/start" in line or "/finish" in line for line in w.lines)
+    assert (w.state / "pinged").exists(), "the end is not known yet"
+
+
+def test_fail_comes_with_the_alert(worker: MakeWorker) -> None:
+    """
+    With or without a command.
+    """
+    script = Script((200, b""))
+    with serving(script) as url:
+        w = worker(_pings(url).replace("'true'", "exit 3, retry: {attempts: 1}"))
+        assert w.run() == 70
+    assert _paths(script) == ["/start", "/fail"]
+
+
+def _pings(url: str) -> str:
+    return (
+        f"ping: {{start: '{url}start', finish: '{url}finish', fail: '{url}fail'}}\ntasks:\n  - {{id: a, run: 'true'}}\n"
+    )
+
+
+def _paths(script: Script) -> list[str]:
+    return [seen[":path"] for seen in script.seen]

@@ -1,0 +1,152 @@
+"""Alerts on a real systemd: one for each change for the worse, on releases that start OnFailure= units differently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import install
+from tests.system.machine import Machine
+from tests.system.service import QUICK, Service
+from tests.system.supervisor import HOST
+from tests.system.tree import base_tree, why_not_build
+
+pytestmark = pytest.mark.system
+
+ALERT = """
+alert: |
+  printf '%s\\n' "ALERT $AGENT_ALERT/$AGENT_STEP/$AGENT_RUN/$AGENT_UNIT: $AGENT_CAUSE" "LINES $AGENT_LINES"
+"""
+# Each start is killed as soon as it has come up.
+DOOMED = "[Service]\nExecStartPost=+/bin/sh -c 'kill -9 $MAINPID'\n"
+
+
+@pytest.fixture(scope="module", params=["host", "trixie"])
+def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A release with the agent installed: its tree, and the layer above it."""
+    if request.param == "host":
+        return Path(HOST), request.getfixturevalue("installed_image")
+    if reason := why_not_build():
+        pytest.skip(reason)
+    base = base_tree(request.param)
+    return base, install(base, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def agent(needs_machine: None, image: tuple[Path, Path]) -> Iterator[Machine]:
+    base, layer = image
+    with Machine(base, layers=[layer]) as m:
+        yield m
+
+
+def settled(service: Service, name: str = "agent") -> None:
+    """Return once the unit is down, and whoever tells of it has ended."""
+    units = f"{name}.service agent-alert@{name}.service"
+    busy = "grep -qE '=(active|activating|deactivating|reloading)$|^Job=[1-9]'"
+    service.machine.run(f"while systemctl show -p ActiveState,Job {units} | {busy}; do sleep 0.02; done")
+
+
+def alerts(machine: Machine, name: str = "agent") -> list[str]:
+    """Return what has been told, of every start."""
+    said = [entry["MESSAGE"] for entry in machine.journal(f"_SYSTEMD_UNIT=agent-alert@{name}.service")]
+    return [text.removeprefix("ALERT ") for text in said if text.startswith("ALERT ")]
+
+
+def test_a_step_that_fails_for_good_is_told_each_time_that_it_has_been_tried_again(agent: Machine) -> None:
+    """
+    With its name, its cause and its last lines; once for each start, whose failed steps have new attempts.
+    """
+    tasks = "  - {id: a, run: 'echo out; seq 100 >&2; exit 3', retry: {attempts: 2, delay: 0s}}\n"
+    service = Service(agent, f"run: r\n{ALERT}\ntasks:\n{tasks}")
+    for _ in range(2):
+        service.start()
+        service.wait("run-failed")
+        settled(service)
+    failed = "failed/a/r/agent.service: a: failed for good: exited with status 3"
+    assert alerts(agent) == [f"{failed} (attempt 2)", f"{failed} (attempt 4)"]
+    said = [entry["MESSAGE"] for entry in agent.journal("_SYSTEMD_UNIT=agent-alert@agent.service")]
+    assert said[1:51] == ["LINES 51", *(str(n) for n in range(52, 101))]
+    agent.run("systemctl start agent-alert@agent")  # by hand, and nothing has changed
+    settled(service)
+    assert len(alerts(agent)) == 2
+
+
+def test_a_mistake_in_the_yaml_is_told_once_however_often_it_is_met(agent: Machine) -> None:
+    """
+    By the alert of the last configuration that could be read; another mistake is told as well.
+    """
+    sound = f"run: r\n{ALERT}\ntasks:\n  - {{id: a, run: 'true'}}\n"
+    service = Service(agent, sound)
+    service.start()
+    service.wait("run-done")
+    service.wait_ended()
+    for mistake in ("timout: 1s", "timout: 1s", "tries: 1", "tries: 1"):
+        agent.write("/etc/agent/config.yaml", sound.replace("'true'", f"'true', {mistake}"))
+        assert agent.run("systemctl start agent", check=False).rc != 0
+        settled(service)
+    told = [text.partition(";")[0] for text in alerts(agent)]
+    where = "gave-up//r/agent.service: /etc/agent/config.yaml:7:26: unknown key"
+    assert told == [f"{where} 'timout'", f"{where} 'tries'"]
+
+
+def test_a_spent_budget_is_told_once_until_it_is_raised(agent: Machine) -> None:
+    """
+    Started again without more it ends at once, as before; with more it works, and what comes then is news.
+    """
+    step = "  - {id: a, run: 'agentctl spend 0.5; sleep 600', retry: {delay: 0s}}\n"
+    service = Service(agent, f"run: r\nbudget: {{spend: 0.4}}\n{ALERT}\ntasks:\n{step}")
+    for _ in range(2):
+        service.start()
+        service.wait("run-out-of-budget")
+        settled(service)
+    (told,) = alerts(agent)
+    assert told.startswith("out-of-budget//r/agent.service: the budget is spent: spend, limit 0.4"), told
+    agent.run("agentctl budget --add spend=0.4")
+    service.start()
+    service.wait("run-out-of-budget")
+    settled(service)
+    assert len(alerts(agent)) == 2
+
+
+def test_an_instance_tells_for_itself(agent: Machine) -> None:
+    """
+    agent@NAME is told of by the alert of its own list.
+    """
+    service = Service(agent, "tasks:\n  - {id: a, run: 'true'}\n")
+    agent.write("/etc/agent/nightly.yaml", f"{ALERT}\ntasks:\n  - {{id: a, run: exit 3, retry: {{attempts: 1}}}}\n")
+    agent.run("systemctl start agent@nightly")
+    service.wait("run-failed")
+    settled(service, "agent@nightly")
+    (told,) = alerts(agent, "agent@nightly")
+    assert told == "failed/a/nightly/agent@nightly.service: a: failed for good: exited with status 3 (attempt 1)"
+
+
+def test_a_crash_loop_is_told_once_when_systemd_gives_up(agent: Machine) -> None:
+    """
+    Ten starts, each killed: nothing is told of nine that were followed by another.
+    """
+    service = Service(agent, f"{ALERT}\ntasks:\n  - {{id: a, run: sleep 600}}\n", f"{QUICK}{DOOMED}")
+    agent.run("systemctl start agent", check=False)
+    agent.wait_journal("-u", "agent", "--grep=Start request repeated too quickly", after=service.mark)
+    settled(service)
+    (told,) = alerts(agent)
+    assert told.startswith("gave-up//config/agent.service: systemd has given up after many starts in a row"), told
+    assert "the last worker: signal, SIGKILL" in told
+    assert agent.show("agent-alert@agent", "Result") == {"Result": "success"}
+
+
+def test_a_worker_that_comes_back_is_not_told_of(agent: Machine) -> None:
+    """
+    Killed, and hanging: systemd starts it again, whether it starts the other unit for that or not.
+    """
+    service = Service(agent, f"{ALERT}\ntasks:\n  - {{id: a, run: sleep 600}}\n")
+    service.start()
+    service.wait("step-started", "a")
+    for signal in ("SIGKILL", "SIGSTOP"):
+        service.kill(signal)
+        service.wait("step-adopted", "a")
+    agent.run("systemctl stop agent")
+    settled(service)
+    assert alerts(agent) == []

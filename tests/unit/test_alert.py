@@ -1,0 +1,101 @@
+"""What is told of a unit that is down, and of what: decisions, without systemd."""
+
+from pathlib import Path
+
+import pytest
+
+from worker import alert, contact, postmortem
+from worker.alert import Alert, Words
+from worker.contact import Contact, Ping
+
+FAILED = Words(70, Alert("failed", "a: failed for good", "a", "last\nlines"))
+
+
+def down(status: int, **more: str) -> dict[str, str]:
+    return {"ActiveState": "failed", "SubState": "failed", "ExecMainCode": "1", "ExecMainStatus": str(status),
+            "Result": "exit-code", "NRestarts": "0", **more}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("active", "sub"),
+    [
+        ("active", "running"),
+        ("activating", "auto-restart"),
+        ("activating", "auto-restart-queued"),
+        ("activating", "start"),
+        ("failed", "failed-before-auto-restart"),
+        ("deactivating", "stop-post"),
+        ("inactive", "dead"),
+    ],
+)
+def test_a_unit_that_is_well_or_about_to_be_started_is_not_down(active: str, sub: str) -> None:
+    assert not postmortem.down(down(1) | {"ActiveState": active, "SubState": sub})
+    assert postmortem.down(down(1))
+
+
+def test_the_last_words_are_believed_if_they_are_of_that_end() -> None:
+    """
+    An older worker's are not; what systemd knows is told then.
+    """
+    assert postmortem.examine("agent", down(70), FAILED, "") == FAILED.alert
+    for words in (FAILED, None):
+        found = postmortem.examine("agent", down(78), words, "")
+        assert found == Alert("gave-up", "the configuration is wrong; 'journalctl -u agent' says more")
+    found = postmortem.examine("agent", down(9, ExecMainCode="2", Result="signal"), FAILED, "")
+    assert found == Alert(
+        "gave-up", "it is not started again; the last worker: signal, signal 9; 'journalctl -u agent' says more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(69, "out-of-budget"), (70, "failed"), (73, "gave-up"), (78, "gave-up"), (1, "gave-up")]
+)
+def test_each_end_has_its_kind(status: int, kind: str) -> None:
+    found = postmortem.examine("agent", down(status), None, "")
+    assert found is not None and found.kind == kind
+
+
+def test_a_unit_that_met_another_worker_has_nothing_to_tell() -> None:
+    assert postmortem.examine("agent", down(77), None, "") is None
+
+
+def test_what_systemd_has_given_up_is_the_same_however_often_it_had_tried() -> None:
+    """
+    The cause has no count in it, which would make it another one.
+    """
+    told = {
+        postmortem.examine("agent", down(1, NRestarts=restarts), None, "watchdog, SIGABRT")
+        for restarts in ("3", "9", "10")
+    }
+    (found,) = told
+    assert found is not None
+    assert found.cause.startswith("systemd has given up after many starts in a row; the last worker: watchdog, SIGABRT")
+
+
+def test_the_last_lines_are_few_short_and_text() -> None:
+    """
+    Whatever the bytes: 50 lines, 8 KiB, no NUL, which no environment can hold.
+    """
+    assert alert.last_lines(b"".join(b"%d\n" % n for n in range(100))).split("\n") == [str(n) for n in range(50, 100)]
+    assert alert.last_lines(b"a\0b\xff") == "ab\N{REPLACEMENT CHARACTER}"
+    assert len(alert.last_lines(b"x" * 100_000)) == 8 * 1024
+    assert alert.last_lines(b"y" * 10_000 + b"\nend\n") == "end"
+    assert alert.last_lines(b"") == ""
+
+
+def test_whom_to_tell_is_kept_as_it_was_written(tmp_path: Path) -> None:
+    """
+    For one user's eyes; nothing is kept of nobody; what cannot be read is nobody.
+    """
+    for kept in (
+        Contact("r", "text 'with' quotes", "/etc/agent", Ping(fail="https://host/secret")),
+        Contact("r", ("./list", "é\udcff"), "/etc/agent"),
+    ):
+        contact.save(str(tmp_path), kept)
+        assert contact.load(str(tmp_path)) == kept
+        assert (tmp_path / "alert.json").stat().st_mode & 0o777 == 0o600
+    contact.save(str(tmp_path), Contact("r"))
+    assert contact.load(str(tmp_path)) is None
+    for text in ("", "{}", "[]", '{"run": 1, "command": null, "folder": "/", "ping": {"x": 1}}'):
+        (tmp_path / "alert.json").write_text(text)
+        assert contact.load(str(tmp_path)) is None

@@ -1,0 +1,180 @@
+"""Alerts: somebody is told, once, that the run has changed for the worse.
+
+STATE/last-words   why the last worker that did not end well did so; written by itself
+STATE/alerted      what has been told; until a worker gets on with the work again, the same is not told twice
+
+Under systemd the unit's OnFailure= tells (worker/postmortem.py), elsewhere the worker when it ends, both with `tell`.
+What could not be written down is told again: an alert twice is better than none.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from worker import environment, files, ping
+from worker.contact import Contact
+from worker.journal import NOTICE, Journal
+from worker.timespan import show
+
+FAILED, OUT_OF_BUDGET, GAVE_UP = "failed", "out-of-budget", "gave-up"
+# In the environment of a worker whose unit tells, by OnFailure=, so that the worker does not as well.
+UNIT = "AGENT_UNIT"
+
+TIMEOUT = 60.0
+# Before a command that has failed is tried again: where nobody waits, and where somebody may.
+PAUSES, SHORT_PAUSES = (5.0, 30.0), (2.0,)
+_LINES, LINES_BYTES = 50, 8 * 1024
+_CAUSE_MAX = 2000
+_WORDS, _TOLD = "last-words", "alerted"
+
+
+class Alert(NamedTuple):
+    """A change for the worse: what kind, a sentence why, and the step that failed with its last lines, if one did."""
+
+    kind: str
+    cause: str
+    step: str = ""
+    lines: str = ""
+
+
+class Words(NamedTuple):
+    """What a worker has to say of its end, and the exit status with which it ends."""
+
+    status: int
+    alert: Alert
+
+
+def last_lines(data: bytes) -> str:
+    """Return the end of a log, as much of it as an alert takes along."""
+    lines = data[-LINES_BYTES:].decode(errors="replace").replace("\0", "").splitlines()
+    if len(data) > LINES_BYTES:
+        lines = lines[1:] or lines  # the first is but the end of one
+    return "\n".join(lines[-_LINES:])
+
+
+def say_last(root: str, words: Words) -> None:
+    """Keep why this worker ends, as far as the state folder can be written."""
+    data = json.dumps([words.status, *words.alert], ensure_ascii=False)
+    with contextlib.suppress(OSError):
+        files.replace(f"{root}/{_WORDS}", [data.encode(errors="backslashreplace")], mode=0o600)
+
+
+def last_words(root: str) -> Words | None:
+    """Return what the last worker has said of its end, or None if it said nothing."""
+    try:
+        status, *alert = json.loads(files.read(f"{root}/{_WORDS}"))
+        return Words(status, Alert(*alert))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def forget_words(root: str) -> None:
+    """Let a worker that begins have said nothing yet."""
+    _remove(f"{root}/{_WORDS}")
+
+
+def forget_told(root: str, *kinds: str) -> None:
+    """Let what comes next be told, even if it is the same again; `kinds`: only if it was one of these."""
+    path = f"{root}/{_TOLD}"
+    if not kinds or _told(path).get("kind") in kinds:
+        _remove(path)
+
+
+def tell(
+    alert: Alert,
+    contact: Contact,
+    root: str,
+    unit: str,
+    environ: Mapping[str, str],
+    journal: Journal,
+    pauses: Sequence[float],
+) -> bool:
+    """Tell whom `contact` names of `alert`, unless that has been done; return whether it has been by now.
+
+    `unit`: the unit that is down, empty if it is none.  A command that fails is tried again after each of `pauses`.
+    """
+    record = {"run": contact.run, "kind": alert.kind, "step": alert.step, "cause": alert.cause}
+    if _told(f"{root}/{_TOLD}") == record:
+        return True
+    fault = ""
+    if contact.argv:
+        env = environment.inherited(environ) | _environment(alert, contact, unit)
+        fault = _run(contact, env, journal, pauses)
+    if contact.ping.fail:
+        called = ping.call(contact.ping.fail)
+        if called:
+            journal.warning(f"ping: {called}")
+        fault = fault or ("" if contact.argv else called)
+    if fault:
+        return False
+    if contact.argv or contact.ping.fail:
+        journal.event("alerted", f"run {contact.run}: {alert.kind}: {alert.cause}; told", priority=NOTICE)
+        with contextlib.suppress(OSError):
+            files.replace(f"{root}/{_TOLD}", [json.dumps(record).encode()], mode=0o600)
+    return True
+
+
+def _environment(alert: Alert, contact: Contact, unit: str) -> dict[str, str]:
+    texts = {
+        "AGENT_RUN": contact.run,
+        "AGENT_ALERT": alert.kind,
+        "AGENT_CAUSE": alert.cause[:_CAUSE_MAX],
+        "AGENT_STEP": alert.step,
+        "AGENT_LINES": alert.lines,
+        UNIT: unit,
+        "AGENT_HOST": os.uname().nodename,
+    }
+    # What no environment can hold must not be why nobody is told.
+    return {name: text.replace("\0", "").encode(errors="backslashreplace").decode() for name, text in texts.items()}
+
+
+def _run(contact: Contact, env: Mapping[str, str], journal: Journal, pauses: Sequence[float]) -> str:
+    """Run the command until it succeeds, as often as that makes sense; return why it did not, empty if it did."""
+    for pause in (*pauses, None):
+        fault = _attempt(contact, env)
+        if not fault:
+            break
+        what = f"alert: {contact.argv[0]!r} {fault}"
+        journal.warning(f"{what}; giving up" if pause is None else f"{what}; again in {show(pause)}")
+        time.sleep(pause or 0.0)  # the run is over: nobody is kept waiting
+    return fault
+
+
+def _attempt(contact: Contact, env: Mapping[str, str]) -> str:
+    """Run the command once, with what it starts ended after TIMEOUT; return what went wrong, if anything did."""
+    try:
+        process = subprocess.Popen(
+            contact.argv, env=dict(env), cwd=contact.folder, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+    except (OSError, ValueError) as exc:
+        return f"cannot be started: {exc.strerror if isinstance(exc, OSError) else exc}"
+    try:
+        status = process.wait(TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return f"took longer than {show(TIMEOUT)}"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if status < 0:
+        return f"was killed by signal {-status}"
+    return f"exited with status {status}" if status else ""
+
+
+def _told(path: str) -> dict[str, str]:
+    try:
+        found = json.loads(files.read(path))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

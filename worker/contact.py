@@ -1,0 +1,89 @@
+"""Whom to tell of the run, and how: `alert:` and `ping:` of the configuration.
+
+A copy lies in the state folder, because an alert may be due when the configuration cannot be read: it is then that
+of the last worker that could.  The URLs of dead-man services are secrets, so nobody but the user may read it.
+"""
+
+import contextlib
+import json
+import os
+from typing import NamedTuple
+
+from worker import fields, files, ping, schema
+from worker.schema import Source, Table, Wrong
+from worker.task import Command
+from worker.yamlfile import Node
+
+FILE = "alert.json"
+
+
+class Ping(NamedTuple):
+    """The URLs to call when a worker begins, when the run is done, and with an alert."""
+
+    start: str | None = None
+    finish: str | None = None
+    fail: str | None = None
+
+
+class Contact(NamedTuple):
+    """The command that tells somebody, the folder it works in, and what is called beside it."""
+
+    run: str
+    command: Command | None = None
+    folder: str = "/"
+    ping: Ping = Ping()
+
+    @property
+    def argv(self) -> list[str]:
+        """The command as arguments, empty if there is none."""
+        if self.command is None:
+            return []
+        return ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)
+
+
+def save(root: str, contact: Contact) -> None:
+    """Keep `contact` in the state folder `root`.  Raises OSError."""
+    path = f"{root}/{FILE}"
+    if contact.command is None and contact.ping == Ping():
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return
+    if load(root) != contact:
+        data = json.dumps({**contact._asdict(), "ping": contact.ping._asdict()})
+        files.replace(path, [data.encode()], mode=0o600)
+
+
+def load(root: str) -> Contact | None:
+    """Return what was kept in the state folder `root`, or None if there is nothing that can be read."""
+    try:
+        content = json.loads(files.read(f"{root}/{FILE}"))
+        command = content["command"]
+        return Contact(
+            run=content["run"],
+            command=tuple(command) if isinstance(command, list) else command,
+            folder=content["folder"],
+            ping=Ping(**content["ping"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_ping(node: Node, source: Source) -> Ping:
+    """`ping:` of the configuration."""
+    return Ping(**schema.fields(node, _PING, source))
+
+
+def read_alert(node: Node, source: Source) -> Command:
+    """`alert:` of the configuration."""
+    return fields.command(node, source)
+
+
+def _url(node: Node, source: Source) -> str:
+    value = schema.text(node, source)
+    if not ping.is_url(value):
+        # Not shown: whoever knows it may speak in our name.
+        raise Wrong(node, "this is not the URL of a page", "write http://HOST/PATH or https://HOST/PATH")
+    return value
+
+
+_PING: Table = {"start": _url, "finish": _url, "fail": _url}

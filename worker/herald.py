@@ -1,0 +1,166 @@
+"""The herald: lets dead-man services know that the run begins and is done, and leaves word of an end for the worse.
+
+STATE/pinged is there from a begin to the end that was made known, so that one is made known even if the worker died
+just before it could.
+"""
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+from worker import alert, budget, clock, contact, files, ledger, ping, process
+from worker.alert import Alert, Words
+from worker.budget import State
+from worker.contact import Contact, Ping
+from worker.errands import Errands, Report
+from worker.errors import OUT_OF_BUDGET, STEP_FAILED
+from worker.folder import Places
+from worker.journal import Journal
+from worker.ledger import Ledger, Row, StorageFull
+
+_NAME = "ping"
+_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from worker.ping import main; sys.exit(main())"
+_PROGRAM = (sys.executable, "-I", "-c", _BOOT, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+class Herald:
+    """A companion of the run."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Contact],
+        places: Places,
+        store: Ledger,
+        running: Mapping[str, object],
+        meter: Callable[[], State],
+        errands: Errands,
+        base: Mapping[str, str],
+        journal: Journal,
+    ) -> None:
+        """`settings` returns the contact in force, `meter` how the budget stands; `running` has the attempts at work.
+
+        `base` is what a ping finds in its environment.
+        """
+        self._settings = settings
+        self._places = places
+        self._ledger = store
+        self._running = running
+        self._meter = meter
+        self._errands = errands
+        self._base = base
+        self._journal = journal
+        self._saved: Contact | None = None
+        self._at_work = False
+        self._pinged = f"{places.root}/pinged"
+        self._save()
+
+    def begin(self) -> None:
+        alert.forget_words(self._places.root)
+        alert.forget_told(self._places.root, alert.GAVE_UP)
+        wanted = self._settings().ping
+        if wanted != Ping():
+            with contextlib.suppress(OSError):  # then an end is not made known if the worker dies just before
+                files.publish(self._pinged, b"begun\n")
+        self._ping("start", wanted.start)
+
+    def changed(self) -> None:
+        pass
+
+    def due_at(self) -> float:
+        return math.inf
+
+    def keep(self, now: float) -> None:
+        """Take note of another contact; what was told is over once a step runs again."""
+        if self._settings() is not self._saved:
+            self._save()
+        if not self._at_work and self._running:
+            self._at_work = True
+            alert.forget_told(self._places.root)
+
+    def conclude(self, finished: str) -> None:
+        """Make an end known, after the begin, and wait until it is.  While there is work left there is no end."""
+        if finished not in ("done", "failed", "out-of-budget"):
+            return
+        self._errands.wait(clock.monotonic() + ping.LONGEST, _NAME)
+        if finished == "failed":
+            alert.say_last(self._places.root, Words(STEP_FAILED, self._failure()))
+        elif finished == "out-of-budget":
+            alert.say_last(self._places.root, Words(OUT_OF_BUDGET, self._spent()))
+        elif os.path.exists(self._pinged):
+            self._ping("finish", self._settings().ping.finish)
+            self._errands.wait(clock.monotonic() + ping.LONGEST, _NAME)
+
+    def _save(self) -> None:
+        self._saved = self._settings()
+        try:
+            contact.save(self._places.root, self._saved)
+        except OSError as exc:
+            text = f"{exc.filename or self._places.root}: whom to tell cannot be kept: {exc.strerror}"
+            self._journal.warning(f"{text}; who is told while the configuration is wrong, is as it was before")
+
+    def _ping(self, kind: str, url: str | None) -> None:
+        """Send one out; a finish without a URL is made known already."""
+        if url is None:
+            self._ended(kind, "")
+            return
+        environ = {**self._base, ping.URL: url}
+        try:
+            self._errands.start(
+                _NAME, _PROGRAM, environ, "/", ping.LONGEST, lambda report: self._ended(kind, _fault(url, report))
+            )
+        except process.SpawnError as exc:
+            self._ended(kind, str(exc))
+
+    def _ended(self, kind: str, fault: str) -> None:
+        if fault:
+            self._journal.warning(f"ping: {kind}: {fault}")
+        elif kind == "finish":
+            with contextlib.suppress(OSError):
+                os.unlink(self._pinged)
+
+    def _failure(self) -> Alert:
+        """Return which step has failed for good, and its last lines, as far as the ledger can be read now."""
+        try:
+            counted = int(self._ledger.fact("counted_from") or 0)
+            final = [row for row in self._ledger.rows() if row.seq > counted and _ends_it(row)]
+            if not final:
+                return Alert(alert.FAILED, "a step failed for good")
+            row = final[-1]
+            lines = self._lines(row)
+        except StorageFull as exc:
+            return Alert(alert.FAILED, f"a step failed for good, and the ledger cannot be read: {exc}")
+        how = "unknown" if row.outcome == ledger.UNKNOWN else "failed for good"
+        cause = f"{row.step}: {how}: {row.cause} (attempt {row.number})"
+        if len(final) > 1:
+            cause += f"; and {len(final) - 1} more"
+        return Alert(alert.FAILED, cause, row.step, lines)
+
+    def _lines(self, row: Row) -> str:
+        """Return the end of what a step has logged, or printed if it has logged nothing."""
+        said = self._ledger.log(row.seq)
+        if not said.strip():
+            said = self._ledger.output(row.seq) or b""
+        if not said.strip():
+            with contextlib.suppress(OSError), open(self._places.output(row.step), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - alert.LINES_BYTES))
+                said = file.read(alert.LINES_BYTES)
+        return alert.last_lines(said)
+
+    def _spent(self) -> Alert:
+        """Return what is used up, without saying how much more: the cause is the same however often it is met."""
+        state = self._meter()
+        name = state.spent().partition(":")[0]
+        limit = budget.number(state.limits._asdict().get(name))
+        return Alert(alert.OUT_OF_BUDGET, f"the budget is spent: {name}, limit {limit}; {budget.raising(state)}")
+
+
+def _ends_it(row: Row) -> bool:
+    return row.outcome == ledger.UNKNOWN or (row.outcome not in (None, ledger.DONE) and row.final)
+
+
+def _fault(url: str, report: Report) -> str:
+    """Return what went wrong in the program's own words, which name the host only."""
+    said = report.output.decode(errors="replace").strip()
+    return (said or f"{ping.host(url)}: {report.fault}") if report.fault else ""

@@ -1,0 +1,68 @@
+"""Pings: a dead-man service is told that the run begins, is done, or has failed, by a GET of a URL.
+
+`python -I -c "... from worker.ping import main"` is the program that calls one; it finds the URL in its environment,
+because everybody on the machine can read a command line.  Where one fails, only the host is named.
+"""
+
+import os
+import re
+import sys
+import time
+
+URL = "AGENT_PING"
+_URL = re.compile(r"https?://([^\s/?#@]+)(?:[/?#]\S*)?", re.ASCII)
+TIMEOUT = 10.0
+_PAUSES = (1.0, 3.0)
+# How long the program takes at most.
+LONGEST = TIMEOUT * (len(_PAUSES) + 1) + sum(_PAUSES) + 5.0
+
+
+def main() -> int:
+    """Call the URL in the environment; return the exit status, having said what went wrong."""
+    fault = call(os.environ.get(URL, ""))
+    if fault:
+        print(fault, file=sys.stderr)
+    return 1 if fault else 0
+
+
+def is_url(text: str) -> bool:
+    """Return whether `text` is a URL that can be called."""
+    return text.isascii() and _URL.fullmatch(text) is not None
+
+
+def host(url: str) -> str:
+    """Return the host that a URL names; the rest of it is for nobody to see."""
+    found = _URL.fullmatch(url)
+    return found[1] if found else "?"
+
+
+def call(url: str) -> str:
+    """Call `url`, three times if need be; return what went wrong, empty if nothing did."""
+    fault = _once(url)
+    for pause in _PAUSES:
+        if not fault:
+            break
+        time.sleep(pause)  # whoever calls has nothing else to do
+        fault = _once(url)
+    return f"{host(url)}: {fault}" if fault else ""
+
+
+def _once(url: str) -> str:
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(url, headers={"User-Agent": "agent"})
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT):
+            return ""
+    except urllib.error.HTTPError as exc:
+        exc.close()
+        return f"answered with {exc.code}"
+    except urllib.error.URLError as exc:
+        reason = exc.reason
+        return f"cannot be reached: {reason.strerror if isinstance(reason, OSError) and reason.strerror else reason}"
+    except OSError as exc:  # a time-out while the answer was read
+        return f"did not answer: {exc.strerror or 'timed out'}"
+    except (http.client.HTTPException, ValueError) as exc:
+        return f"cannot be called: {type(exc).__name__}"

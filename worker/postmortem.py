@@ -1,0 +1,76 @@
+"""Post-mortem: the unit is down, so somebody is told why.  This is `agentctl alert`, which agent-alert@.service runs.
+
+OnFailure= starts it when the unit has failed; from systemd 254 on also each time that systemd is about to start the
+worker again by itself.  What counts is what the unit is when we look: if it is not down for good there is nothing
+to tell, and should it be so a moment later we are started once more.
+"""
+
+from collections.abc import Mapping
+
+from worker import alert, config, contact, folder, journal, unit
+from worker.alert import Alert
+from worker.contact import Contact
+from worker.errors import CONFIG, FAULT, OK, OUT_OF_BUDGET, STATE_HELD, STATE_UNUSABLE, STEP_FAILED, AgentError
+from worker.journal import Journal
+
+_WANTED = ("LoadState", "ActiveState", "SubState", "Result", "NRestarts", "ExecMainCode", "ExecMainStatus")
+_EXITED = "1"  # ExecMainCode is the si_code of waitid(2)
+_STATUS = {
+    STEP_FAILED: (alert.FAILED, "a step failed for good"),
+    OUT_OF_BUDGET: (alert.OUT_OF_BUDGET, "the budget is spent"),
+    STATE_UNUSABLE: (alert.GAVE_UP, "the state folder, or the ledger's server, cannot be used"),
+    CONFIG: (alert.GAVE_UP, "the configuration is wrong"),
+}
+
+
+def tell(name: str, config_path: str, root: str, environ: Mapping[str, str]) -> int:
+    """Tell somebody if the unit `name` is down for good and that has not been told; return the exit status."""
+    found = unit.properties(name, *_WANTED)
+    if found.get("LoadState") != "loaded":
+        raise AgentError(f"{name}.service: systemd does not know it here", "name the unit: agentctl alert UNIT")
+    if not down(found):
+        return OK
+    told = _contact(config_path, root)
+    due = examine(name, found, alert.last_words(root), (folder.ended(root).faults or [""])[-1])
+    if due is None or told is None:
+        return OK
+    log = Journal(told.run, journal.sender(environ))
+    return OK if alert.tell(due, told, root, f"{name}.service", environ, log, alert.PAUSES) else FAULT
+
+
+def down(found: Mapping[str, str]) -> bool:
+    """Return whether a unit with these properties has failed and is not about to be started again."""
+    return (found.get("ActiveState"), found.get("SubState")) == ("failed", "failed")
+
+
+def examine(name: str, found: Mapping[str, str], words: alert.Words | None, last_end: str) -> Alert | None:
+    """Return what there is to tell of a unit that is down with these properties; None if another one is to tell.
+
+    `words` are the last worker's, `last_end` is how systemd saw it end, if that is known.
+    """
+    exited = found.get("ExecMainCode") == _EXITED
+    status = int(found.get("ExecMainStatus") or 0)
+    if exited and status == STATE_HELD:
+        return None  # by another worker, which does the run's work and tells for itself
+    if exited and words is not None and words.status == status:
+        return words.alert
+    if exited and status in _STATUS:
+        kind, cause = _STATUS[status]
+    else:  # systemd starts it again after such an end, until the unit's start limit
+        again = found.get("NRestarts", "0") != "0"
+        kind = alert.GAVE_UP
+        cause = "systemd has given up after many starts in a row" if again else "it is not started again"
+        cause += f"; the last worker: {last_end or _end(found.get('Result', ''), exited, status)}"
+    return Alert(kind, f"{cause}; 'journalctl -u {name}' says more")
+
+
+def _end(result: str, exited: bool, status: int) -> str:
+    return f"{result}, {'exit status' if exited else 'signal'} {status}" if status else f"{result}"
+
+
+def _contact(config_path: str, root: str) -> Contact | None:
+    """Return whom to tell by the configuration, or by what the last worker could read of it."""
+    try:
+        return config.load(config_path).contact
+    except AgentError:
+        return contact.load(root)
