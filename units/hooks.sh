@@ -76,9 +76,18 @@ comes_back() {
     return 0
 }
 
-# How systemd saw it end, for the note that the next attempt gets.
+# How systemd saw it end, for the note that the next attempt gets.  What keeps the machine awake stays for the
+# next worker; it is removed with the worker's rights, who could have named any path.
 note() {
-    echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" >>"${STATE_DIRECTORY%%:*}/ended"
+    state=${STATE_DIRECTORY%%:*}
+    echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" >>"$state/ended"
+    [ -f "$state/keep-awake" ] || return 0
+    case "$(job)/$EXIT_STATUS" in
+        restart/* | */77) return 0 ;;   # 77: it is another worker's
+        stop/*) ;;
+        *) ! comes_back || return 0 ;;
+    esac
+    IFS= read -r path <"$state/keep-awake" && rm -f -- "$path" "$state/keep-awake"
 }
 
 UNIT=$2

@@ -38,6 +38,7 @@ class Config(NamedTuple):
     budget: Budget
     lease: float  # seconds that a claim on a server holds without a word from its worker
     contact: Contact  # whom to tell of a change for the worse
+    keep_awake: tuple[str, Mark] | None  # a file that is there while there is work; it may begin with "~/"
     tasks: tuple[Task, ...]
     files: tuple[str, ...]
 
@@ -91,6 +92,7 @@ def _load(path: str) -> Config:
         budget=Budget(**top.get("budget", {})),
         lease=top.get("lease", _LEASE),
         contact=Contact(run, top.get("alert"), os.path.dirname(path), top.get("ping", Ping())),
+        keep_awake=top.get("keep_awake"),
         tasks=tasks,
         files=(path, *drop_ins),
     )
@@ -306,6 +308,14 @@ def _server(node: Node, source: Source) -> str:
     return value
 
 
+def _keep_awake(node: Node, source: Source) -> str:
+    """A path like others, but for "~", which is the home of whoever the worker runs as."""
+    value = schema.text(node, source)
+    if not value.isprintable():
+        raise Wrong(node, "the path has control characters", "use another one")
+    return value if value.startswith("~/") else schema.path(node, source)
+
+
 def _lease(node: Node, source: Source) -> float:
     value = schema.positive_span(node, source)
     if value < _LEASE_MIN:
@@ -324,6 +334,7 @@ _MAIN: Table = {
     "budget": lambda node, source: schema.fields(node, _BUDGET, source),
     "alert": contact.read_alert,
     "ping": contact.read_ping,
+    "keep_awake": schema.marked(_keep_awake),
     "defaults": lambda node, source: schema.fields(node, fields.DEFAULTS, source),
     "tasks": _list,
 }

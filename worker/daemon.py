@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from worker import alert, clock, config, folder, journal, plan, resume, sandbox, systemd
 from worker.alert import Alert, Words
+from worker.awake import Awake
 from worker.contact import Contact
 from worker.disk import FULL, PATIENCE
 from worker.errors import AgentError, StateError, StateHeld
@@ -77,8 +78,27 @@ def _work(
 ) -> int:
     held = folder.lock(places.root)  # until the process ends
     alert.forget_words(places.root)
-    sandbox.check(steps, places.secrets)
-    resumed = _resume(settings, steps, places, held.in_order, log, notifier)
+    awake = Awake(lambda: settings.keep_awake, places, log)
+    try:
+        sandbox.check(steps, places.secrets)
+        return _go_on(settings, steps, places, held, log, notifier, environ, awake)
+    except AgentError:  # no other worker will be started
+        awake.close()
+        raise
+
+
+def _go_on(
+    settings: config.Config,
+    steps: plan.Plan,
+    places: Places,
+    held: folder.Lock,
+    log: Journal,
+    notifier: Notifier,
+    environ: Mapping[str, str],
+    awake: Awake,
+) -> int:
+    """Work on what an earlier worker has left; return the exit status."""
+    resumed = _resume(settings, steps, places, held.in_order, log, notifier, awake)
     try:
         for notice in resumed.notices:
             log.event("state", notice, priority=WARNING)
@@ -91,7 +111,7 @@ def _work(
         # and so the boot's id stay the same, nothing else tells.
         machine_died = "AGENT_UNIT" in environ and not in_order and ends.at is None
         before = Predecessor(in_order, ends, stored, held.runtime == places.runtime, machine_died)
-        run = Run(settings, steps, places, resumed.ledger, log, notifier, environ, before)
+        run = Run(settings, steps, places, resumed.ledger, log, notifier, environ, before, awake)
         status = run.work()
         folder.leave(held)
         return status
@@ -108,6 +128,7 @@ def _resume(
     in_order: bool,
     log: Journal,
     notifier: Notifier,
+    awake: Awake,
 ) -> resume.Resumed:
     """Open what an earlier worker left; a full disk, or a server that is away, is waited out with systemd's leave."""
     told = False
@@ -125,4 +146,5 @@ def _resume(
                 log.event("waiting", text, priority=ERROR)
             told = True
             notifier.starting(_STAGE)
+            awake.keep(clock.monotonic())
             time.sleep(_DISK_RETRY)  # nothing runs yet that could be heard

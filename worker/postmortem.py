@@ -7,7 +7,7 @@ to tell, and should it be so a moment later we are started once more.
 
 from collections.abc import Mapping
 
-from worker import alert, config, contact, folder, journal, unit
+from worker import alert, awake, config, contact, folder, journal, unit
 from worker.alert import Alert
 from worker.contact import Contact
 from worker.errors import CONFIG, FAULT, OK, OUT_OF_BUDGET, STATE_HELD, STATE_UNUSABLE, STEP_FAILED, AgentError
@@ -30,11 +30,17 @@ def tell(name: str, config_path: str, root: str, environ: Mapping[str, str]) -> 
         raise AgentError(f"{name}.service: systemd does not know it here", "name the unit: agentctl alert UNIT")
     if not down(found):
         return OK
+    send = journal.sender(environ)
+    try:
+        if folder.holder(root) is None:
+            awake.remove(root)  # the unit did so itself, unless it was still to be started again
+    except AgentError as exc:
+        Journal("", send).warning(str(exc))
     told = _contact(config_path, root)
     due = examine(name, found, alert.last_words(root), (folder.ended(root).faults or [""])[-1])
     if due is None or told is None:
         return OK
-    log = Journal(told.run, journal.sender(environ))
+    log = Journal(told.run, send)
     return OK if alert.tell(due, told, root, f"{name}.service", environ, log, alert.PAUSES) else FAULT
 
 

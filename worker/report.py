@@ -26,7 +26,10 @@ def check(path: str, unit_name: str, installed: bool) -> int:
     """Say what is wrong with the task list at `path`, or that nothing is."""
     settings = config.load(path)
     steps = plan.build(settings)
-    problems = unit.folder_problems(steps, unit_name) if installed else sandbox.folder_problems(steps)
+    if installed:
+        problems = unit.folder_problems(steps, unit_name) + unit.awake_problems(settings.keep_awake, unit_name)
+    else:
+        problems = sandbox.folder_problems(steps) + sandbox.awake_problems(settings.keep_awake)
     if problems:
         raise ConfigError(problems)
     print(f"{path}: {len(settings.tasks)} tasks, {len(steps.steps)} steps, run '{settings.run}'")

@@ -25,6 +25,7 @@ from worker import (
 )
 from worker import board as boards
 from worker.attempt import Attempt
+from worker.awake import Awake
 from worker.board import Board
 from worker.broker import Broker
 from worker.cgroup import Tree
@@ -79,8 +80,11 @@ class Run:
         notifier: Notifier,
         environ: Mapping[str, str],
         before: Predecessor,
+        awake: Awake,
     ) -> None:
         self._list = Tasklist(settings, places.secrets, journal)
+        self._awake = awake
+        awake.wanted = lambda: self._list.settings.keep_awake
         self._places = places
         self._journal = journal
         self._notifier = notifier
@@ -91,7 +95,7 @@ class Run:
         self._running: dict[str, Attempt] = {}
         self._slots = Slots(places, notifier, Tree.find(environ), before.stored, before.same_place)
         self._undivided = environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()) and not self._slots.live
-        self._watchdog = Watchdog(self._events, notifier, self._running, self._slots.looked)
+        self._watchdog = Watchdog(self._events, notifier, self._running, self._looked)
         self._errands = Errands(self._events, self._watchdog.wait, places.root)
         # SIGHUP is `systemctl reload`, or else a terminal that was closed.
         outlives, hangup_stops = self._slots.live, "NOTIFY_SOCKET" not in environ
@@ -388,7 +392,12 @@ class Run:
             lambda: self._list.settings.contact, self._places, self._ledger, self._running, self._meter.state,
             self._errands, base, self._journal,
         )  # fmt: skip
-        return Companions([self._meter, keeper, herald, self._errands])
+        return Companions([self._meter, keeper, self._awake, herald, self._errands])
+
+    def _looked(self, now: float) -> None:
+        """The loop has looked around, whatever it waits for."""
+        self._slots.looked(now)
+        self._awake.keep(now)
 
     def _allow_descriptors(self) -> None:
         if self._list.settings.concurrency > _FEW:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 
+from worker import awake
 from worker.errors import ConfigError, Mark, Problem
 from worker.plan import Plan
 from worker.task import Task
@@ -36,6 +37,16 @@ def folder_problems(plan: Plan) -> list[Problem]:
         for path, (key, mark) in folders.items()
         if (what := _obstacle(path))
     ]
+
+
+def awake_problems(wanted: awake.Wanted) -> list[Problem]:
+    """Return a problem if this process could not make the file that `keep_awake:` names."""
+    if wanted is None:
+        return []
+    path = awake.resolve(wanted[0])
+    folder = awake.nearest(path)
+    what = _obstacle(folder)
+    return [Problem(wanted[1], f"keep_awake: '{folder}' {what}", awake.hint(os.path.dirname(path)))] if what else []
 
 
 def _secret_problems(plan: Plan, credentials: str | None) -> list[Problem]:

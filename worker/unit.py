@@ -10,9 +10,13 @@ import stat
 from collections.abc import Iterable
 from typing import Any
 
+from worker import awake
 from worker.errors import Problem
 from worker.plan import Plan
 
+_CONFINEMENT = (
+    "User", "Group", "ProtectSystem", "ProtectHome", "ReadWritePaths", "BindPaths", "StateDirectory",
+)  # fmt: skip
 _HIDDEN_BY_PROTECT_HOME = ("/home", "/root", "/run/user")  # systemd.exec(5)
 
 
@@ -73,9 +77,7 @@ def state(name: str) -> dict[str, Any] | None:
 
 def folder_problems(plan: Plan, name: str) -> list[Problem]:
     """Return a problem for every `cwd` that the unit's user and sandbox would not let a step write."""
-    found = properties(
-        name, "User", "Group", "ProtectSystem", "ProtectHome", "ReadWritePaths", "BindPaths", "StateDirectory"
-    )
+    found = properties(name, *_CONFINEMENT)
     problems: dict[str, Problem] = {}
     for step in plan.steps:
         path, mark = step.task.cwd, step.task.cwd_mark
@@ -83,11 +85,25 @@ def folder_problems(plan: Plan, name: str) -> list[Problem]:
             continue
         what = _obstacle(path, found)
         if what:
-            hint = "make it first"
-            if os.path.isdir(path):
-                hint = f"open it with: sudo make install USER={_owner(path)} WORKDIR={path}"
-            problems[path] = Problem(mark, f"cwd: '{path}' {what}", hint)
+            problems[path] = Problem(mark, f"cwd: '{path}' {what}", _hint(path))
     return list(problems.values())
+
+
+def awake_problems(wanted: awake.Wanted, name: str) -> list[Problem]:
+    """Return a problem if the unit could not make the file that `keep_awake:` names."""
+    if wanted is None:
+        return []
+    found = properties(name, *_CONFINEMENT)
+    path = awake.resolve(wanted[0], found.get("User") or None)
+    folder = awake.nearest(path)
+    what = _obstacle(folder, found)
+    return [Problem(wanted[1], f"keep_awake: '{folder}' {what}", _hint(os.path.dirname(path)))] if what else []
+
+
+def _hint(folder: str) -> str:
+    if not os.path.isdir(folder):
+        return "make it first"
+    return f"open it with: sudo make install USER={_owner(folder)} WORKDIR={folder}"
 
 
 def _obstacle(path: str, unit: dict[str, str]) -> str | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from worker import config, plan
 from worker.config import Config
 from worker.contact import Contact, Ping
-from worker.errors import CONFIG, ConfigError
+from worker.errors import CONFIG, ConfigError, Mark
 from worker.task import Expect, Glob, Items, Lines, Range, Retry
 
 
@@ -53,6 +53,7 @@ on_failure: continue
 budget: {restarts: 20, spend: 9.50}
 alert: [./page.sh, now]
 ping: {fail: "https://ping.example/x"}
+keep_awake: ~/.sandboxer/keep-awake
 tasks:
   - id: shard
     run: [./process, "--file={item}", ""]
@@ -76,6 +77,7 @@ tasks:
         (20.0, None, 9.5),
         60.0,
         Contact("release-981", ("./page.sh", "now"), str(tmp_path), Ping(fail="https://ping.example/x")),
+        ("~/.sandboxer/keep-awake", Mark(f"{tmp_path}/config.yaml", 7, 13)),
         (),
         (f"{tmp_path}/config.yaml",),
     )
@@ -85,14 +87,14 @@ tasks:
     assert task.env == {"COUNTRY": "no", "EMPTY": ""}
     assert task.env_files == (f"{tmp_path}/a.env", "/etc/b.env")
     assert [mark.column for mark in task.env_file_marks] == [16, 23]
-    assert (task.cwd, task.cwd_mark and task.cwd_mark.line) == ("/home/me/app", 13)
+    assert (task.cwd, task.cwd_mark and task.cwd_mark.line) == ("/home/me/app", 14)
     assert (task.foreach, task.foreach_mark and task.foreach_mark.line) == (
         Lines(f"{tmp_path}/files.txt"),
-        14,
+        15,
     )
     assert (task.timeout, task.stall_after, task.watchdog) == (5400, None, 45)
     assert task.retry == Retry(attempts=5, delay=0)
-    assert (task.mark.line, task.mark.column) == (8, 5)
+    assert (task.mark.line, task.mark.column) == (9, 5)
 
 
 def test_the_least_that_can_be_written(tmp_path: Path) -> None:
@@ -512,6 +514,7 @@ def test_whom_to_tell_is_checked_like_all_else_and_a_secret_url_is_not_shown(tmp
         """\
 alert: {run: x}
 ping: {start: "ftp://host/secret", finish: "https://user:secret@host/", end: "https://host/"}
+keep_awake: ""
 tasks: [{id: a, run: x}]
 """,
     )
@@ -520,8 +523,9 @@ tasks: [{id: a, run: x}]
         "config.yaml:2:15: start: this is not the URL of a page",
         "config.yaml:2:44: finish: this is not the URL of a page",
         "config.yaml:2:73: unknown key 'end'",
+        "config.yaml:3:13: keep_awake: needs a value",
     ]
     assert "secret" not in "".join(said)
-    for key in ("alert: x", "ping: {}"):
+    for key in ("alert: x", "ping: {}", "keep_awake: x"):
         (line,) = refused(tmp_path, "tasks: [{id: a, run: x}]\n", extra=f"{key}\n")
         assert "has no place in a drop-in" in line

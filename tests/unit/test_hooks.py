@@ -73,3 +73,34 @@ def test_temporary_files_go_only_when_no_step_can_have_them(tmp_path: Path) -> N
     for result in ("watchdog", "success"):
         hook("note", tmp_path, SERVICE_RESULT=result, EXIT_CODE="killed", EXIT_STATUS="ABRT", **folders)
     assert (tmp_path / "state/ended").read_text() == "watchdog killed ABRT\nsuccess killed ABRT\n"
+
+
+@pytest.mark.parametrize(
+    ("job", "result", "status", "stays"),
+    [
+        ("", "signal", "KILL", True),
+        ("", "watchdog", "ABRT", True),
+        ("", "success", "75", True),
+        ("restart", "success", "75", True),
+        ("stop", "success", "75", False),
+        ("stop", "timeout", "KILL", False),
+        ("", "success", "0", False),
+        ("", "exit-code", "70", False),
+        ("", "exit-code", "78", False),
+        ("", "exit-code", "77", True),
+    ],
+)
+def test_what_keeps_the_machine_awake_goes_when_no_worker_comes(
+    tmp_path: Path, systemctl: Path, job: str, result: str, status: str, stays: bool
+) -> None:
+    """
+    It stays for the next worker, and for another one that holds the state folder; `--` and spaces are part of a path.
+    """
+    systemctl.write_text(f"#!/bin/sh\necho '23 agent.service {job} running'\n")
+    (tmp_path / "state").mkdir()
+    kept = tmp_path / "-- a b"
+    kept.touch()
+    (tmp_path / "state/keep-awake").write_text(f"{kept}\n")
+    done = hook("note", tmp_path, SERVICE_RESULT=result, EXIT_CODE="x", EXIT_STATUS=status,
+                STATE_DIRECTORY=f"{tmp_path}/state:/nonexistent")  # fmt: skip
+    assert (kept.exists(), (tmp_path / "state/keep-awake").exists()) == (stays, stays), done
