@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -147,6 +146,8 @@ def _run(contact: Contact, env: Mapping[str, str], journal: Journal, pauses: Seq
 
 def _attempt(contact: Contact, env: Mapping[str, str]) -> str:
     """Run the command once, with what it starts ended after TIMEOUT; return what went wrong, if anything did."""
+    import subprocess  # not needed while all is well
+
     try:
         process = subprocess.Popen(
             contact.argv, env=dict(env), cwd=contact.folder, stdin=subprocess.DEVNULL, start_new_session=True

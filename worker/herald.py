@@ -8,7 +8,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from worker import alert, budget, clock, contact, files, ledger, ping, process
 from worker.alert import Alert, Words
@@ -123,8 +123,7 @@ class Herald:
     def _failure(self) -> Alert:
         """Return which step has failed for good, and its last lines, as far as the ledger can be read now."""
         try:
-            counted = int(self._ledger.fact("counted_from") or 0)
-            final = [row for row in self._ledger.rows() if row.seq > counted and _ends_it(row)]
+            final = _failures(self._ledger.rows(), int(self._ledger.fact("counted_from") or 0))
             if not final:
                 return Alert(alert.FAILED, "a step failed for good")
             row = final[-1]
@@ -156,8 +155,12 @@ class Herald:
         return Alert(alert.OUT_OF_BUDGET, f"the budget is spent: {name}, limit {limit}; {budget.raising(state)}")
 
 
-def _ends_it(row: Row) -> bool:
-    return row.outcome == ledger.UNKNOWN or (row.outcome not in (None, ledger.DONE) and row.final)
+def _failures(rows: Iterable[Row], counted_from: int) -> list[Row]:
+    """Return the last attempts of the steps that have failed for good, or are unknown, the latest last."""
+    last = {row.step: row for row in rows}
+    final = [row for row in last.values() if row.final and row.seq > counted_from and row.outcome != ledger.DONE]
+    unknown = [row for row in last.values() if row.outcome == ledger.UNKNOWN]
+    return sorted({row.seq: row for row in final + unknown}.values())
 
 
 def _fault(url: str, report: Report) -> str:

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import MakeWorker
 from tests.crash.test_servers import Script, drop, serving
 from tests.support import Worker
+from worker.settle import from_outside
 
 ALERT = """
 alert: |
@@ -92,6 +93,23 @@ def test_an_alert_that_fails_is_a_warning_and_is_told_later(worker: MakeWorker) 
     assert len(alerts(w)) == 3
     assert w.run() == 78
     assert len(alerts(w)) == 3
+
+
+def test_a_step_that_is_unknown_is_told_until_somebody_has_settled_it(worker: MakeWorker) -> None:
+    """
+    Once, although each start finds it again; and no more of it afterwards.
+    """
+    w = worker(
+        f"{ALERT}\non_unknown: continue\ntasks:\n  - {{id: a, run: 'kill -9 $$', redo: never}}\n"
+        "  - {id: b, run: exit 3, retry: {attempts: 1}, needs: [a]}\n"
+    )
+    assert [w.run(), w.run()] == [70, 70]
+    (told,) = alerts(w)
+    assert (told["AGENT_ALERT"], told["AGENT_STEP"]) == ("failed", "a")
+    assert told["AGENT_CAUSE"].startswith("a: unknown: ")
+    from_outside(str(w.state), None, "a", b"settled")
+    assert w.run() == 70
+    assert [told["AGENT_STEP"] for told in alerts(w)] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
