@@ -80,9 +80,11 @@ comes_back() {
 # next worker; it is removed with the worker's rights, who could have named any path.
 note() {
     state=${STATE_DIRECTORY%%:*}
+    job=$(job)
     echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" >>"$state/ended"
+    [ "$job" != stop ] || echo stop >>"$state/ended"   # whoever asked for it need not be told
     [ -f "$state/keep-awake" ] || return 0
-    case "$(job)/$EXIT_STATUS" in
+    case "$job/$EXIT_STATUS" in
         restart/* | */77) return 0 ;;   # 77: it is another worker's
         stop/*) ;;
         *) ! comes_back || return 0 ;;

@@ -198,11 +198,12 @@ class Ends(NamedTuple):
     """How systemd saw workers end since this was last asked.
 
     `faults`: those that were not well, the last one last.  `at`: when the last one ended (wall clock), None if
-    systemd has said nothing.
+    systemd has said nothing.  `stopped`: that was because somebody had asked systemd for it, however it ended.
     """
 
     faults: list[str]
     at: float | None
+    stopped: bool = False
 
 
 def ended(root: str) -> Ends:
@@ -217,7 +218,7 @@ def ended(root: str) -> Ends:
         return Ends([], None)
     ends = [line for line in lines if len(line) == 3 and line[0] != "success" and line[2] not in _ORDERLY]
     faults = [f"{how}, {f'exit status {status}' if code == 'exited' else f'SIG{status}'}" for how, code, status in ends]
-    return Ends(faults, at)
+    return Ends(faults, at, lines[-1:] == [["stop"]])
 
 
 def forget_ended(root: str) -> None:

@@ -36,9 +36,9 @@ def tell(name: str, config_path: str, root: str, environ: Mapping[str, str]) -> 
             awake.remove(root)  # the unit did so itself, unless it was still to be started again
     except AgentError as exc:
         Journal("", send).warning(str(exc))
-    told = _contact(config_path, root)
-    due = examine(name, found, alert.last_words(root), (folder.ended(root).faults or [""])[-1])
-    if due is None or told is None:
+    told, ends = _contact(config_path, root), folder.ended(root)
+    due = examine(name, found, alert.last_words(root), (ends.faults or [""])[-1])
+    if due is None or told is None or ends.stopped:
         return OK
     log = Journal(told.run, send)
     return OK if alert.tell(due, told, root, f"{name}.service", environ, log, alert.PAUSES) else FAULT

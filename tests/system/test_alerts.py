@@ -163,7 +163,7 @@ def test_the_file_that_keeps_the_machine_awake_outlives_no_unit(agent: Machine, 
     """
     command = "test $AGENT_ATTEMPT -gt 1 || sleep 600; exit 3" if end == "failed" else "sleep 600"
     tasks = f"tasks:\n  - {{id: a, run: '{command}', retry: {{attempts: 2, delay: 0s}}}}\n"
-    service = Service(agent, f"keep_awake: {KEPT}\n{tasks}", f"{QUICK}TimeoutStopSec=2s\n")
+    service = Service(agent, f"{ALERT}\nkeep_awake: {KEPT}\n{tasks}", f"{QUICK}TimeoutStopSec=2s\n")
     service.start()
     service.wait("step-started", "a")
     agent.run(f"test -s {KEPT}")
@@ -189,6 +189,7 @@ def test_the_file_that_keeps_the_machine_awake_outlives_no_unit(agent: Machine, 
     settled(service)
     assert agent.run(f"test -e {KEPT}", check=False).rc != 0
     assert agent.run("test -e /var/lib/agent/keep-awake", check=False).rc != 0
+    assert len(alerts(agent)) == (0 if end == "stop" else 1), "who stops it need not be told"
 
 
 def test_it_is_fresh_while_the_disk_is_full(agent: Machine) -> None:

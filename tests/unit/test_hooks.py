@@ -103,4 +103,5 @@ def test_what_keeps_the_machine_awake_goes_when_no_worker_comes(
     (tmp_path / "state/keep-awake").write_text(f"{kept}\n")
     done = hook("note", tmp_path, SERVICE_RESULT=result, EXIT_CODE="x", EXIT_STATUS=status,
                 STATE_DIRECTORY=f"{tmp_path}/state:/nonexistent")  # fmt: skip
+    assert (tmp_path / "state/ended").read_text() == f"{result} x {status}\n" + ("stop\n" if job == "stop" else "")
     assert (kept.exists(), (tmp_path / "state/keep-awake").exists()) == (stays, stays), done
