@@ -100,9 +100,15 @@ def _parser() -> argparse.ArgumentParser:
     restore.add_argument("--force", action="store_true", help="also if what is here knows more; it is set aside")
     _add_state(restore)
     restore.set_defaults(command=_restore)
+
     alert = commands.add_parser("alert", help="tell whom 'alert:' names if a unit is down (agent-alert@.service does)")
     alert.add_argument("unit", nargs="?", default=DEFAULT_INSTANCE, metavar="UNIT", help="agent, or agent@NAME")
     alert.set_defaults(command=_alert)
+
+    verify = commands.add_parser("verify-copy", help="say whether a run could go on from a copy, and how old it is")
+    verify.add_argument("paths", nargs="+", metavar="PATH", help="a checkpoint, a ledger, or a folder with both")
+    _add_state(verify)
+    verify.set_defaults(command=_verify)
     return parser
 
 
@@ -226,3 +232,9 @@ def _alert(options: argparse.Namespace) -> int:
         raise AgentError(f"'{name}' is no unit of the agent's", f"name {DEFAULT_INSTANCE} or {DEFAULT_INSTANCE}@NAME")
     config_path = f"{CONFIG_FOLDER}/{instance or 'config'}.yaml"
     return postmortem.tell(name, config_path, f"{STATE_FOLDER}/{name}", os.environ)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from worker import verify
+
+    return verify.verify(options.paths, _state_folder(options), _unit_name(options))

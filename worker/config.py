@@ -17,7 +17,7 @@ from worker.errors import ConfigError, Mark, Problem, quote
 from worker.schema import Source, Table, Wrong
 from worker.steps import http as http_step
 from worker.steps import python as python_step
-from worker.task import ITEM, Expect, Task
+from worker.task import ITEM, Command, Expect, Task
 from worker.timespan import show
 from worker.yamlfile import Mapping, Node, Scalar, Sequence
 
@@ -25,6 +25,19 @@ _LONGEST_RUN = 64
 _MOST_AT_ONCE = 256
 # A claim is renewed three times while it holds, and a slow server may take some seconds for it.
 _LEASE, _LEASE_MIN = 60.0, 5.0
+
+
+# A copy costs a process; one a second is as much as anybody could want.
+_COPY_EVERY, _COPY_EVERY_MIN, _COPY_TIMEOUT = 60.0, 1.0, 600.0
+_COPIED_LEDGER = "{ledger}"
+
+
+class Copy(NamedTuple):
+    """How the run's state is taken off the machine; seconds."""
+
+    every: float
+    command: Command
+    timeout: float
 
 
 class Config(NamedTuple):
@@ -39,6 +52,7 @@ class Config(NamedTuple):
     lease: float  # seconds that a claim on a server holds without a word from its worker
     contact: Contact  # whom to tell of a change for the worse
     keep_awake: tuple[str, Mark] | None  # a file that is there while there is work; it may begin with "~/"
+    copy: Copy | None
     tasks: tuple[Task, ...]
     files: tuple[str, ...]
 
@@ -81,6 +95,10 @@ def _load(path: str) -> Config:
     run = top.get("run") or os.path.splitext(os.path.basename(path))[0]
     if main is not None and not schema.is_name(run, _LONGEST_RUN):
         problems.append(Problem(Mark(path, 1, 1), f"{quote(run)} cannot name the run", "add 'run:' and a name"))
+    copy, mark = top.get("copy", (None, None))
+    if copy is not None and top.get("ledger") and _COPIED_LEDGER in copy.command:
+        what = f"copy: {quote(_COPIED_LEDGER)} stands for nothing where the ledger is on a server"
+        problems.append(Problem(mark, what, "use '{checkpoint}'"))
     if problems:
         raise ConfigError(problems)
     return Config(
@@ -93,6 +111,7 @@ def _load(path: str) -> Config:
         lease=top.get("lease", _LEASE),
         contact=Contact(run, top.get("alert"), os.path.dirname(path), top.get("ping", Ping())),
         keep_awake=top.get("keep_awake"),
+        copy=copy,
         tasks=tasks,
         files=(path, *drop_ins),
     )
@@ -316,6 +335,19 @@ def _keep_awake(node: Node, source: Source) -> str:
     return value if value.startswith("~/") else schema.path(node, source)
 
 
+def _copy(node: Node, source: Source) -> Copy:
+    values = schema.fields(node, _COPY, source, ("command",))
+    every = values.get("every", _COPY_EVERY)
+    return Copy(every, values.get("command", ()), values.get("timeout", max(every, _COPY_TIMEOUT)))
+
+
+def _copy_every(node: Node, source: Source) -> float:
+    value = schema.positive_span(node, source)
+    if value < _COPY_EVERY_MIN:
+        raise Wrong(node, f"{show(value)} is too often", f"use {show(_COPY_EVERY_MIN)} or more")
+    return value
+
+
 def _lease(node: Node, source: Source) -> float:
     value = schema.positive_span(node, source)
     if value < _LEASE_MIN:
@@ -324,6 +356,7 @@ def _lease(node: Node, source: Source) -> float:
 
 
 _BUDGET: Table = {RESTARTS: schema.amount, HOURS: schema.amount, SPEND: schema.amount}
+_COPY: Table = {"every": _copy_every, "command": fields.command, "timeout": schema.positive_span}
 _MAIN: Table = {
     "run": schema.name(_LONGEST_RUN),
     "concurrency": _slots,
@@ -335,6 +368,7 @@ _MAIN: Table = {
     "alert": contact.read_alert,
     "ping": contact.read_ping,
     "keep_awake": schema.marked(_keep_awake),
+    "copy": schema.marked(_copy),
     "defaults": lambda node, source: schema.fields(node, fields.DEFAULTS, source),
     "tasks": _list,
 }

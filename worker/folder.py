@@ -7,6 +7,7 @@ STATE/steps/STEP/          a step's own folder, kept between its attempts
 STATE/log/STEP.NUMBER      the log of an attempt that wrote a lot of it
 STATE/work/                where steps work unless the task says otherwise
 STATE/runs/NAME/           the same of another run that was here before
+STATE/copy/                the last snapshot of the run for copies, and what became of those
 STATE/lock                 held by the one worker; a kernel lock, so a dead worker holds nothing
 STATE/ended                how systemd saw the last workers end
 STATE/last-words           why the last worker ended, if it was not well

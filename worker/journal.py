@@ -42,6 +42,7 @@ MESSAGE_IDS = {
     "state": "4671d87b5fcb4c39a12b7c709903dabd",
     "plan-changed": "19d81f544705464ab8cbcdeffe571519",
     "reloaded": "20cf9916a68b4b47ac18ca60df9d9825",
+    "copy": "63a1187d27774df1a7d6491af98313b0",
     "warning": "502b35831c5440baa1cae4b4328faaee",
 }
 

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from worker import board as boards
-from worker import budget, clock, config, control, folder, ledger, member, plan, sandbox, status, swap, unit
+from worker import budget, clock, config, control, copies, folder, ledger, member, plan, sandbox, status, swap, unit
 from worker.budget import Budget, State, number
 from worker.clock import Now
 from worker.errors import OK, OUT_OF_BUDGET, AgentError, ConfigError, StateError
@@ -74,7 +74,7 @@ def look(root: str, unit_name: str | None) -> dict[str, Any]:
         if answer is not None:
             return answer
     with contextlib.closing(open_ledger(root, unit_name)) as store:
-        return _from_ledger(store, pid)
+        return _from_ledger(store, pid, root)
 
 
 def _ask(root: str) -> dict[str, Any] | None:
@@ -112,7 +112,7 @@ def open_ledger(root: str, unit_name: str | None, writable: bool = False) -> Led
         raise StateError(f"{path}: cannot be read: {exc}", "starting the agent sets it aside") from exc
 
 
-def _from_ledger(store: Ledger, pid: int | None) -> dict[str, Any]:
+def _from_ledger(store: Ledger, pid: int | None, root: str) -> dict[str, Any]:
     """Return the same facts as a worker's own answer, from the rows alone."""
     rows = list(store.rows())
     current = [
@@ -142,6 +142,7 @@ def _from_ledger(store: Ledger, pid: int | None) -> dict[str, Any]:
         "updated": clock.stamp(newest) if newest else None,
         "last_sign_age": None,
         "budget": budget_of(store).show(),
+        "copy": copies.describe(copies.read(root, store.fact("run") or ""), clock.wall()),
         "worker": {
             "state": "absent" if pid is None else "silent",
             "pid": pid,
@@ -183,6 +184,8 @@ def _print_status(found: dict[str, Any]) -> None:
         print("budget: " + ", ".join(parts))
     if found["waiting_for"]:
         print(f"waiting for: {found['waiting_for']}")
+    if found.get("copy"):
+        print(f"copied: {copies.line(found['copy'])}")
     unit_state = found.get("unit")
     if unit_state and unit_state.get("hint"):
         print(f"unit: {unit_state['state']}; {unit_state['hint']}")

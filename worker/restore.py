@@ -23,10 +23,10 @@ from worker.ledger.effects import COMMITTED, Effect
 from worker.ledger.sqlite import SqliteLedger
 from worker.ledger.sqlite.database import strange_log
 
-_SQLITE = b"SQLite format 3\0"
+SQLITE = b"SQLite format 3\0"
 _FORCE = "nothing was changed; to set aside what is here all the same: --force"
 _NAMED = 3  # so many steps are called by name
-_LONGEST_RUN = 64
+LONGEST_RUN = 64
 
 
 class Known(NamedTuple):
@@ -47,6 +47,17 @@ class Known(NamedTuple):
             self.done | other.done,
             self.effects | other.effects,
         )
+
+
+def known(run: str, revision: int, rows: Iterable[Row], effects: Iterable[Effect]) -> Known:
+    """Return what these attempts and effects of a run are."""
+    attempts, done = set(), set()
+    for row in rows:
+        attempts.add((row.step, row.number))
+        if row.outcome == DONE:
+            done.add(row.step)
+    happened = frozenset(effect.key for effect in effects if effect.state == COMMITTED)
+    return Known(run, revision, frozenset(attempts), frozenset(done), happened)
 
 
 def objection(here: Known, found: Known) -> str | None:
@@ -103,7 +114,7 @@ def _open(name: str) -> _Source:
     path = os.path.abspath(name)
     try:
         file = open(path, "rb")  # noqa: SIM115 - until the process ends
-        if file.read(len(_SQLITE)) != _SQLITE:
+        if file.read(len(SQLITE)) != SQLITE:
             file.seek(0)
             return _Source(name, None, None, file.read())
         file.seek(0)
@@ -175,8 +186,8 @@ def _restore(
     except StateError as exc:
         raise StateError(str(exc).replace(staged.ledger, source.name)) from exc
     with contextlib.closing(store):
-        found = _known(store.fact("run") or "", store.revision(), store.rows(), store.effects.all())
-        if not schema.is_name(found.run, _LONGEST_RUN):
+        found = known(store.fact("run") or "", store.revision(), store.rows(), store.effects.all())
+        if not schema.is_name(found.run, LONGEST_RUN):
             raise StateError(f"{source.name}: it does not say of which run it is", "nothing was changed")
         if not force:
             _check(found, places, listed)
@@ -220,16 +231,6 @@ def _ledger(source: _Source, staged: Places) -> tuple[SqliteLedger, str]:
     return store, ""
 
 
-def _known(run: str, revision: int, rows: Iterable[Row], effects: Iterable[Effect]) -> Known:
-    attempts, done = set(), set()
-    for row in rows:
-        attempts.add((row.step, row.number))
-        if row.outcome == DONE:
-            done.add(row.step)
-    happened = frozenset(effect.key for effect in effects if effect.state == COMMITTED)
-    return Known(run, revision, frozenset(attempts), frozenset(done), happened)
-
-
 def _check(found: Known, places: Places, listed: tuple[str, str, bool] | None) -> None:
     """Raise AgentError if there is a reason not to restore `found` here."""
     if member.shared(places.root) or (listed and listed[2]):
@@ -248,26 +249,26 @@ def _here(places: Places, run: str) -> Iterator[Known]:
     """Yield what is known here: in the state folder, and on the shelf for `run`."""
     for root in (places.root, f"{places.root}/runs/{run}"):
         place = places._replace(root=root)
-        known: list[Known] = []
+        found: list[Known] = []
         try:
             with contextlib.closing(SqliteLedger.open(place.ledger, read_only=True)) as store:
                 name = store.fact("run")
                 if name is not None:
-                    known.append(_known(name, store.revision(), store.rows(), store.effects.all()))
+                    found.append(known(name, store.revision(), store.rows(), store.effects.all()))
         except FileNotFoundError:
             pass
         except (LedgerCorrupt, StorageFull) as exc:
             raise StateError(f"{place.ledger}: cannot be read: {exc}", _FORCE) from exc
         try:
             head, attempts, effects = checkpoint.load(place.checkpoint)
-            known.append(_known(head.run, head.revision, (row for row, _ in attempts), effects))
+            found.append(known(head.run, head.revision, (row for row, _ in attempts), effects))
         except FileNotFoundError:
             pass
         except CheckpointError as exc:
             raise StateError(f"{place.checkpoint}: {exc}", _FORCE) from exc
-        if len(known) == 2 and known[0].run == known[1].run:
-            known = [known[0].join(known[1])]
-        yield from known
+        if len(found) == 2 and found[0].run == found[1].run:
+            found = [found[0].join(found[1])]
+        yield from found
 
 
 def _keep_results(store: SqliteLedger, places: Places, staged: Places) -> None:

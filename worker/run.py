@@ -32,6 +32,7 @@ from worker.cgroup import Tree
 from worker.checkpoint import Keeper
 from worker.companions import Companions
 from worker.config import Config
+from worker.copies import Copies
 from worker.crew import Crew, Ended
 from worker.decide import Verdict
 from worker.disk import Disk, Stopped
@@ -109,6 +110,7 @@ class Run:
         self._crew.bystanders = self._errands.pids
         self._crew.budget_left = lambda: self._meter.state().left()
         self._meter = Meter(settings.budget, self._ledger, self._running, self._persist)
+        self._copies = self._copying(base)
         self._companions = self._accompanied(base)
         self._outcomes = status.Outcomes()
         changed, outcomes = self._companions.changed, self._outcomes
@@ -392,12 +394,20 @@ class Run:
             lambda: self._list.settings.contact, self._places, self._ledger, self._running, self._meter.state,
             self._errands, base, self._journal,
         )  # fmt: skip
-        return Companions([self._meter, keeper, self._awake, herald, self._errands])
+        return Companions([self._meter, keeper, self._copies, herald, self._awake, self._errands])
 
     def _looked(self, now: float) -> None:
         """The loop has looked around, whatever it waits for."""
         self._slots.looked(now)
         self._awake.keep(now)
+
+    def _copying(self, environ: Mapping[str, str]) -> Copies:
+        def hurried() -> bool:
+            return self._orders.leaving or self._orders.ending == STOPPED
+
+        beside = os.path.dirname(self._list.path)
+        wanted, shared = lambda: self._list.settings.copy, self._ledger.shared
+        return Copies(wanted, self._places, shared, beside, environ, self._errands, self._journal, hurried)
 
     def _allow_descriptors(self) -> None:
         if self._list.settings.concurrency > _FEW:
@@ -461,7 +471,7 @@ class Run:
         """Return how the run stands, for the control socket."""
         running, waiting_for = self._running.values(), self._disk.waiting_for
         found = status.snapshot(self._places.run, self._board, running, waiting_for, self._outcomes, clock.now())
-        return found | {"budget": self._meter.state().show()}
+        return found | {"budget": self._meter.state().show(), "copy": self._copies.describe()}
 
     def _tell(self, step: str, number: int, verdict: Verdict, took: float = 0.0) -> None:
         """Say in the journal what became of an attempt."""

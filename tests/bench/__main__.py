@@ -18,7 +18,14 @@ from pathlib import Path
 
 from tests.bench import peers
 from tests.support import ROOT, Worker
-from worker.ledger import DONE, Claim, Ending
+from worker import process
+from worker.config import Copy
+from worker.copies import Copies
+from worker.errands import Errands
+from worker.events import Events, Signals
+from worker.folder import Places
+from worker.journal import Journal
+from worker.ledger import DONE, Claim, Ending, Row
 from worker.ledger.sqlite import SqliteLedger
 
 SLICE = 200  # steps of the yardstick between two slices of the worker's
@@ -28,6 +35,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="agent-bench-", dir=os.environ.get("AGENT_BENCH_DIR", "/var/tmp")))
     try:
         bench_ledger(folder)
+        bench_copy(folder)
         bench_steps(folder)
         bench_naive(folder)
         bench_parallel(folder)
@@ -65,6 +73,51 @@ def bench_ledger(folder: Path) -> None:
         ledger.close()
         ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
         print(f" ledger: claim and commit {ratio:.2f} x one durable transaction (redo: {redo})", flush=True)
+
+
+def bench_copy(folder: Path) -> None:
+    """A copy of a run of 100,000 steps: the time of the worker's loop, and the child's beside cp and fsync."""
+    place = folder / "copy"
+    (place / "copy").mkdir(parents=True)
+    rows = [
+        (Row(n, f"s@{n}", 1, "0123456789abcdef", 1.0, "boot", DONE, *_ENDED), b"a result\n") for n in range(1, 100_001)
+    ]
+    SqliteLedger.create(str(place / "ledger.db"), rows, {"run": "list"}).close()
+    loop: list[float] = []
+    events = Events()
+
+    def wait(until: float) -> None:
+        ready = events.poll(max(0.0, until - time.monotonic()))
+        with peers.stopwatch(loop):
+            events.handle(ready)
+
+    errands = Errands(events, wait, str(place))
+    signals = Signals(events, [signal.SIGCHLD], lambda _: errands.on_exits(process.reap()))
+    wanted, places = Copy(0.0, ("true",), 600.0), Places("list", str(place), str(place))
+    journal = Journal("list", lambda *_: None)
+    copies = Copies(lambda: wanted, places, False, "/", os.environ, errands, journal, lambda: False)
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(5):
+        copies.changed()
+        with peers.stopwatch(ours):
+            with peers.stopwatch(loop):
+                copies.keep(time.monotonic())
+            errands.wait(time.monotonic() + 600.0, "copy")
+        with peers.stopwatch(theirs):
+            subprocess.run(["sh", "-c", f"cp {place}/ledger.db {place}/plain && sync {place}/plain"], check=True)
+    signals.close()
+    assert (found := copies.describe()) is not None and found["revision"] == 200_000, found
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    print(
+        f"   copy: 100,000 steps cost the loop {sum(loop) / 5 * 1e3:.1f} ms; in the background "
+        f"{statistics.median(ours):.1f} s, {ratio:.1f} x cp and fsync of the ledger",
+        flush=True,
+    )
+
+
+# What follows the outcome in a row of a step that was done.
+_ENDED = (False, False, "", 0, 2.0, 1.0, 0.0, 0.0, 0.0, "", 9, 0)
 
 
 def bench_steps(folder: Path) -> None:

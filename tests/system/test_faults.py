@@ -431,17 +431,20 @@ tasks:
 
 def test_secrets_come_from_the_units_credentials(agent: Machine) -> None:
     """
-    Case J8: LoadCredential= to the step that names it; nowhere in state, journal or runtime folder.
+    Case J8: LoadCredential= to the step that names it; nowhere in state, copy, journal or runtime folder.
     """
     agent.write("/root/token", "planted-secret-2b7e\n", mode=0o600)
     service = Service(
         agent,
+        "copy: {command: cat $AGENT_CHECKPOINT $AGENT_LEDGER >/var/lib/agent/copied}\n"
         "tasks:\n  - {id: a, secrets: [token], run: 'cd $CREDENTIALS_DIRECTORY; wc -c < token; ls'}\n",
         drop_in="[Service]\nLoadCredential=token:/root/token\nLoadCredential=other:/root/token\n",
     )
     service.start()
     service.wait("run-done")
     assert agent.read("/var/lib/agent/out/a") == "20\ntoken\n"
+    service.wait_ended()
+    assert int(agent.run('grep -ac \'"step": "a"\' /var/lib/agent/copied').out) == 1
     assert agent.run("grep -rl planted-secret /var/lib/agent /run/agent", check=False).out == ""
     assert not [entry for entry in agent.journal() if "planted-secret" in entry.get("MESSAGE", "")]
 

@@ -98,3 +98,44 @@ def test_restoring_is_refused_while_the_service_is_at_work(agent: Machine) -> No
     agent.run("agentctl restore /root/checkpoint.json")
     assert agent.run("find /var/lib/agent ! -user agent").out == ""
     assert service.processes() == []
+
+
+COPIED = """
+run: release-7
+copy: {every: 1s, command: 'test -e taken/go || sleep 600; cp -r "$AGENT_CHECKPOINT" "$AGENT_LEDGER" taken/'}
+tasks:
+  - {id: s, foreach: {range: 1-3}, run: 'echo $AGENT_ITEM'}
+"""
+
+
+def test_a_last_copy_may_take_longer_than_the_watchdog(agent: Machine) -> None:
+    """
+    The run is done, the worker waits and pings; a stop does not wait with it.  The next start makes the copy that is
+    missing, and another machine could go on from that.
+    """
+    service = Service(agent, COPIED.replace("taken/", "/var/lib/agent/work/taken/"))
+    service.start()
+    service.wait("run-done")
+    entry = agent.wait_journal("AGENT_EVENT=copy", after=service.mark)
+    assert entry["MESSAGE"].startswith("waiting for the last copy, at most ")
+    agent.wait_journal("MESSAGE=time is up", after=_clock(agent, seconds=5))
+    assert service.status()["worker"]["state"] == "active"
+    agent.run("systemctl stop agent")
+    assert agent.show("agent", "Result", "NRestarts") == {"Result": "success", "NRestarts": "0"}
+    assert service.processes() == []
+
+    agent.run("install -d -o agent /var/lib/agent/work/taken; touch /var/lib/agent/work/taken/go")
+    service.start()
+    service.wait("nothing-to-do")
+    service.wait_ended()
+    said = agent.run("agentctl verify-copy /var/lib/agent/work/taken")
+    assert "3 steps done" in said.out and "both are of one moment" in said.out
+    assert agent.run("find /var/lib/agent ! -user agent ! -name go").out == ""
+
+
+def _clock(machine: Machine, seconds: int) -> str:
+    """Let the machine's echo speak in its journal when the time has passed; return where it is now."""
+    mark = machine.cursor()
+    timer = ["systemd-run", f"--on-active={seconds}s", "--timer-property=AccuracySec=10ms"]
+    machine.run([*timer, "echo", "time is up"])
+    return mark

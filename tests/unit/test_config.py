@@ -78,6 +78,7 @@ tasks:
         60.0,
         Contact("release-981", ("./page.sh", "now"), str(tmp_path), Ping(fail="https://ping.example/x")),
         ("~/.sandboxer/keep-awake", Mark(f"{tmp_path}/config.yaml", 7, 13)),
+        None,
         (),
         (f"{tmp_path}/config.yaml",),
     )

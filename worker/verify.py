@@ -1,0 +1,117 @@
+"""Verifying copies: whether a run could go on from them, and how far they are behind."""
+
+import calendar
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from worker import checkpoint, clock, report, restore, schema
+from worker.checkpoint import CheckpointError
+from worker.errors import OK, STATE_UNUSABLE, AgentError
+from worker.ledger import LedgerCorrupt, StorageFull
+from worker.ledger.sqlite import SqliteLedger
+from worker.restore import Known
+from worker.timespan import show
+
+_LEDGER, _CHECKPOINT = "ledger.db", "checkpoint.json"
+
+
+class _Broken(Exception):
+    """No run could go on from it; the message says why."""
+
+
+class _Copy(NamedTuple):
+    known: Known
+    written: float  # wall clock
+
+
+def verify(paths: Sequence[str], root: str, unit: str | None) -> int:
+    """Print what each of `paths`, a file or a folder with both, is good for; return whether all could be restored.
+
+    `root`: the state folder of the run that goes on here, if it does.
+    """
+    here = _here(root, unit)
+    status = OK
+    for path in paths:
+        try:
+            for said in _look(path, here):
+                print(said)
+        except _Broken as exc:
+            print(f"{path}: {exc}")
+            status = STATE_UNUSABLE
+    return status
+
+
+def _look(path: str, here: Known | None) -> list[str]:
+    if not os.path.isdir(path):
+        return [_line(path, _read(path), here)]
+    names = [name for name in (_LEDGER, _CHECKPOINT) if os.path.exists(f"{path}/{name}")]
+    if not names:
+        raise _Broken(f"there is no {_LEDGER} and no {_CHECKPOINT} in it")
+    found = [_read(f"{path}/{name}") for name in names]
+    lines = [_line(f"{path}/{name}", copy, here) for name, copy in zip(names, found, strict=True)]
+    if len(found) == 2:
+        one, other = found[0].known, found[1].known
+        if one.run != other.run:
+            raise _Broken(f"its files are of two runs, '{one.run}' and '{other.run}'")
+        same = one == other
+        lines.append(
+            f"{path}: " + ("both are of one moment" if same else "they are of two moments; each can be restored")
+        )
+    return lines
+
+
+def _read(path: str) -> _Copy:
+    """Return what the whole of a copy says; raises _Broken."""
+    try:
+        with open(path, "rb") as file:
+            ledger = file.read(len(restore.SQLITE)) == restore.SQLITE
+        found = _read_ledger(path) if ledger else _read_checkpoint(path)
+    except (CheckpointError, LedgerCorrupt, StorageFull, AgentError) as exc:
+        raise _Broken(str(exc).removeprefix(f"{path}: ")) from exc
+    except OSError as exc:
+        raise _Broken(f"cannot be read: {exc.strerror}") from exc
+    if not schema.is_name(found.known.run, restore.LONGEST_RUN):
+        raise _Broken("it does not say of which run it is")
+    return found
+
+
+def _read_ledger(path: str) -> _Copy:
+    with contextlib.closing(SqliteLedger.open(path, read_only=True)) as store:
+        store.verify()
+        rows = list(store.rows())
+        known = restore.known(store.fact("run") or "", store.revision(), rows, store.effects.all())
+    return _Copy(known, max((row.ended or row.started for row in rows), default=os.stat(path).st_mtime))
+
+
+def _read_checkpoint(path: str) -> _Copy:
+    head, attempts, effects = checkpoint.load(path)
+    known = restore.known(head.run, head.revision, (row for row, _ in attempts), effects)
+    try:
+        written = float(calendar.timegm(time.strptime(head.written, "%Y-%m-%dT%H:%M:%SZ")))
+    except ValueError:
+        written = os.stat(path).st_mtime
+    return _Copy(known, written)
+
+
+def _here(root: str, unit: str | None) -> Known | None:
+    try:
+        with contextlib.closing(report.open_ledger(root, unit)) as store:
+            return restore.known(store.fact("run") or "", store.revision(), store.rows(), store.effects.all())
+    except AgentError:
+        return None  # there is nothing here to compare with
+
+
+def _line(path: str, copy: _Copy, here: Known | None) -> str:
+    known = copy.known
+    age = show(max(0.0, clock.wall() - copy.written))
+    said = f"{path}: sound; run {known.run}, {len(known.done)} steps done, revision {known.revision}, {age} old"
+    if here is None or here.run != known.run:
+        return said
+    missing, more = len(here.done - known.done), len(known.done - here.done)
+    if missing or more:
+        said += f"; {missing} steps that are done here are not in it" if missing else ""
+        return said + (f"; it has {more} done that are not done here" if more else "")
+    return f"{said}; every step that is done here is in it"
