@@ -86,7 +86,11 @@ def test_putting_the_file_there_by_hand_is_enough(stopped: Worker, worker: MakeW
     new.state.mkdir()
     shutil.copy(export(stopped, name), new.state / name)
     if name == "ledger.db":
-        log = (stopped.state / "ledger.db-wal").read_bytes()
+        other = worker("run: other\ntasks:\n  - {id: a, run: 'echo up; sleep 600'}\n", "other")
+        other.start()
+        other.until("a: up")
+        other.kill()
+        log = (other.state / "ledger.db-wal").read_bytes()
         assert log, "the kill left nothing to play in"
         (new.state / "ledger.db-wal").write_bytes(log)
         assert "2/4 done" in agentctl("status", "--state", new.state).stdout
@@ -290,6 +294,20 @@ def test_processes_that_a_dead_worker_left_do_not_meet_the_restored_run(stopped:
     assert "sleep" in done.stdout and "which the last worker had left" in done.stdout
 
 
+def test_the_log_of_the_ledger_before_is_not_played_into_the_new_one(stopped: Worker, worker: MakeWorker) -> None:
+    """
+    A worker that was killed leaves a -wal; it goes where its ledger goes.
+    """
+    other = worker("run: other\ntasks:\n  - {id: a, run: 'true'}\n", "other")
+    assert other.run() == 0
+    log = (stopped.state / "ledger.db-wal").read_bytes()
+    assert log, "the kill left nothing to play in"
+    done = agentctl("restore", export(other, "other.json"), "--force", "--state", stopped.state)
+    assert done.returncode == 0, done.stderr
+    assert "run other: " in agentctl("status", "--state", stopped.state).stdout
+    assert [path.read_bytes() for path in stopped.state.glob("before-restore-*/ledger.db-wal")] == [log]
+
+
 def test_the_revision_grows_on(stopped: Worker, tmp_path: Path) -> None:
     """
     Case F12: what is written after a restore is newer than every copy from before, also with effects that were
@@ -301,9 +319,12 @@ def test_the_revision_grows_on(stopped: Worker, tmp_path: Path) -> None:
             assert answer.effect is not None
             store.effects.commit(f"e{n}", answer.effect.token, b"", 0)
         revision = store.revision()
+        store._db.execute("UPDATE attempts SET seq = seq * 10")  # as on a server, where others count along
+        seqs = [row.seq for row in store.rows()]
     agentctl("restore", export(stopped, "now.json"), "--state", tmp_path / "new")
     with contextlib.closing(SqliteLedger.open(str(tmp_path / "new" / "ledger.db"), read_only=True)) as store:
         assert store.revision() >= revision
+        assert [row.seq for row in store.rows()] == seqs, "'counted_from' would mean another one"
         assert {effect.key for effect in store.effects.all()} == {f"e{n}" for n in range(5)}
 
 
