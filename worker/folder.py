@@ -21,6 +21,7 @@ RUNTIME/                   sockets, and what is known of the attempts that run; 
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import struct
 import time
@@ -198,8 +199,8 @@ def _runtime(said: bytes) -> str:
 class Ends(NamedTuple):
     """How systemd saw workers end since this was last asked.
 
-    `faults`: those that were not well, the last one last.  `at`: when the last one ended (wall clock), None if
-    systemd has said nothing.  `stopped`: that was because somebody had asked systemd for it, however it ended.
+    `faults`: those that were not well, and that nobody had asked to end; the last one last.  `at`: when the last one
+    ended (wall clock), None if systemd has said nothing.  `stopped`: that one was asked to, however it ended then.
     """
 
     faults: list[str]
@@ -217,9 +218,11 @@ def ended(root: str) -> Ends:
             lines, at = [line.split() for line in file], os.fstat(file.fileno()).st_mtime
     except OSError:
         return Ends([], None)
-    ends = [line for line in lines if len(line) == 3 and line[0] != "success" and line[2] not in _ORDERLY]
+    # A worker that is killed because it does not stop in time has been asked to end, whatever it was that it hung at.
+    known = [line for line, after in itertools.pairwise([*lines, []]) if len(line) == 3 and after != _STOP]
+    ends = [line for line in known if line[0] != "success" and line[2] not in _ORDERLY]
     faults = [f"{how}, {f'exit status {status}' if code == 'exited' else f'SIG{status}'}" for how, code, status in ends]
-    return Ends(faults, at, lines[-1:] == [["stop"]])
+    return Ends(faults, at, lines[-1:] == [_STOP])
 
 
 def forget_ended(root: str) -> None:
@@ -234,6 +237,7 @@ def leave(held: Lock) -> None:
 
 
 _ORDERLY = [str(status) for status in (OUT_OF_BUDGET, STEP_FAILED, STATE_UNUSABLE, STATE_HELD, CONFIG)]
+_STOP = ["stop"]
 _AT_WORK, _IN_ORDER = b"at work \n", b"in order\n"
 
 
