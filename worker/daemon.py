@@ -17,6 +17,7 @@ from worker.ledger import LedgerAway, StorageFull
 from worker.run import Run
 from worker.succession import Predecessor
 from worker.systemd import Notifier
+from worker.workshop import Workshop
 
 # How long each stage of the start may take before systemd is right to give up on it.
 _STAGE = 120.0
@@ -111,8 +112,8 @@ def _go_on(
         # and so the boot's id stay the same, nothing else tells.
         machine_died = "AGENT_UNIT" in environ and not in_order and ends.at is None
         before = Predecessor(in_order, ends, stored, held.runtime == places.runtime, machine_died)
-        run = Run(settings, steps, places, resumed.ledger, log, notifier, environ, before, awake)
-        status = run.work()
+        shop = Workshop(settings, places, resumed.ledger, log, notifier, environ, before, awake)
+        status = Run(shop, steps, before).work()
         folder.leave(held)
         return status
     except OSError as exc:

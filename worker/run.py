@@ -7,8 +7,6 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 import contextlib
 import json
 import math
-import os
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from worker import (
@@ -16,7 +14,6 @@ from worker import (
     clock,
     control,
     decide,
-    environment,
     folder,
     ledger,
     points,
@@ -25,37 +22,23 @@ from worker import (
 )
 from worker import board as boards
 from worker.attempt import Attempt
-from worker.awake import Awake
 from worker.board import Board
 from worker.broker import Broker
-from worker.cgroup import Tree
-from worker.checkpoint import Keeper
-from worker.companions import Companions
-from worker.config import Config
-from worker.copies import Copies
-from worker.crew import Crew, Ended
+from worker.crew import Ended
 from worker.decide import Verdict
-from worker.disk import Disk, Stopped
-from worker.errands import Errands
+from worker.disk import Stopped
 from worker.errors import OK, STEP_FAILED, WORK_LEFT, AgentError
 from worker.errors import OUT_OF_BUDGET as BUDGET_SPENT
-from worker.events import Events, Signals
-from worker.folder import Places
-from worker.herald import Herald
-from worker.journal import ERROR, NOTICE, WARNING, Journal
-from worker.ledger import Claim, Ending, Ledger, Server
-from worker.meter import Meter
+from worker.events import Signals
+from worker.journal import ERROR, NOTICE, WARNING
+from worker.ledger import Claim, Ending
 from worker.orders import EXIT_GRACE, LEFT, OUT_OF_BUDGET, STOP_GRACE, STOPPED, Orders
 from worker.peers import Peers
 from worker.plan import Plan
-from worker.results import Results
-from worker.slots import Slots
 from worker.standing import Standing
 from worker.steward import Steward
 from worker.succession import Predecessor, Succession
-from worker.systemd import Notifier
-from worker.tasklist import Tasklist
-from worker.watchdog import Watchdog
+from worker.workshop import Workshop
 
 if TYPE_CHECKING:
     from worker.ledger.remote import RemoteLedger
@@ -71,69 +54,46 @@ _CLAIM_TRIES = 3
 class Run:
     """One worker's work on one run.  The caller holds the state folder's lock."""
 
-    def __init__(
-        self,
-        settings: Config,
-        steps: Plan,
-        places: Places,
-        store: Ledger,
-        journal: Journal,
-        notifier: Notifier,
-        environ: Mapping[str, str],
-        before: Predecessor,
-        awake: Awake,
-    ) -> None:
-        self._list = Tasklist(settings, places.secrets, journal)
-        self._awake = awake
-        awake.wanted = lambda: self._list.settings.keep_awake
-        self._places = places
-        self._journal = journal
-        self._notifier = notifier
+    def __init__(self, shop: Workshop, steps: Plan, before: Predecessor) -> None:
+        self._shop = shop
+        self._list = shop.list
+        self._places = shop.places
+        self._journal = shop.journal
+        self._notifier = shop.notifier
+        self._running = shop.running
+        self._watchdog = shop.watchdog
+        self._orders = shop.orders
+        self._ledger = shop.ledger
+        self._results = shop.results
+        self._crew = shop.crew
+        self._meter = shop.meter
+        self._outcomes = shop.outcomes
+        self._companions = shop.companions
+        self._persist = shop.persist
         self._before = before
         self._boot = clock.boot_id()
-        self._store = places.ledger if settings.ledger is None else "the ledger"
-        self._events = Events()
-        self._running: dict[str, Attempt] = {}
-        self._slots = Slots(places, notifier, Tree.find(environ), before.stored, before.same_place)
-        self._undivided = environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()) and not self._slots.live
-        self._watchdog = Watchdog(self._events, notifier, self._running, self._looked)
-        self._errands = Errands(self._events, self._watchdog.wait, places.root)
-        # SIGHUP is `systemctl reload`, or else a terminal that was closed.
-        outlives, hangup_stops = self._slots.live, "NOTIFY_SOCKET" not in environ
-        self._orders = Orders(self._running, self._errands, self._events, notifier, outlives, hangup_stops)
-        self._disk = Disk(journal, self._watchdog.wait, lambda: self._orders.done)
-        self._ledger = self._reached(store)
-        self._results = Results(self._ledger, places, self._disk, journal)
-        base = environment.inherited(environ)
-        crew = (places, journal, self._events, self._disk, self._ledger, self._results, self._slots, base)
-        self._crew = Crew(self._running, *crew)
-        self._crew.bystanders = self._errands.pids
-        self._crew.budget_left = lambda: self._meter.state().left()
-        self._meter = Meter(settings.budget, self._ledger, self._running, self._persist)
-        self._copies = self._copying(base)
-        self._companions = self._accompanied(base)
-        self._outcomes = status.Outcomes()
-        changed, outcomes = self._companions.changed, self._outcomes
-        steward = Steward(
-            self._running, self._ledger, places, journal, outcomes, self._persist, changed, lambda: self._read_all()
-        )
-        self._steward = steward
-        self._broker = Broker(self._ledger.effects, self._persist, steward.vouches, steward.note, steward.told)
-        self._broker.changed = changed
         self._began = clock.monotonic()
+        changed = self._companions.changed
+        self._steward = Steward(
+            self._running, self._ledger, self._places, self._journal, self._outcomes, self._persist, changed,
+            self._read_all,
+        )  # fmt: skip
+        ask, note, told = self._steward.vouches, self._steward.note, self._steward.told
+        self._broker = Broker(self._ledger.effects, self._persist, ask, note, told)
+        self._broker.changed = changed
         self._standing = Standing(steps, self._ledger, self._persist)
         self._succession = Succession(
-            self._standing, self._crew, self._slots, self._ledger, places, self._results, journal,
+            self._standing, self._crew, shop.slots, self._ledger, self._places, self._results, self._journal,
             self._persist, self._watchdog.wait, self._tell, self._boot, before,
         )  # fmt: skip
-        self._peers = self._others(settings.lease) if store.shared else None
+        self._peers = self._others() if self._ledger.shared else None
         if self._peers is not None:
-            self._disk.meanwhile = self._peers.renew
+            shop.disk.meanwhile = self._peers.renew
 
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
-        signals = Signals(self._events, Orders.SIGNALS, self._orders.hear)
-        server = control.Server(self._places.control, self._events, self.snapshot, self._broker)
+        signals = Signals(self._shop.events, Orders.SIGNALS, self._orders.hear)
+        server = control.Server(self._places.control, self._shop.events, self.snapshot, self._broker)
         try:
             self._notifier.ready("reading what was done before")
             self._begin()
@@ -155,7 +115,7 @@ class Run:
             self._crew.close()
             raise
         finally:
-            self._errands.close()
+            self._shop.errands.close()
             self._crew.leave()
             server.close()
             signals.close()
@@ -290,22 +250,10 @@ class Run:
         if endings:
             self._persist(lambda: self._ledger.record(endings, [], 0))
 
-    def _persist(self, action: Callable[[], T]) -> T:
-        """Return `action()` on the ledger; a full disk, or a server that is away, is waited out."""
-        return self._disk.persist(self._store, action)
-
     # -- other workers of the run
 
-    def _reached(self, store: Ledger) -> Ledger:
-        """Return a ledger that can be asked without blocking the loop."""
-        if not store.shared:
-            return store
-        from worker.ledger.remote import RemoteLedger  # threads and sockets, for those who share
-
-        return RemoteLedger(cast(Server, store), self._events, self._watchdog.wait)
-
-    def _others(self, lease: float) -> Peers:
-        remote = cast("RemoteLedger", self._ledger)
+    def _others(self) -> Peers:
+        remote, lease = cast("RemoteLedger", self._ledger), self._list.settings.lease
         return Peers(remote, self._running, self._standing, self._results, self._persist, self._journal, lease)
 
     def _hear_peers(self) -> None:
@@ -387,34 +335,12 @@ class Run:
         elif self._orders.ending:  # for the budget, or told to only just now
             self._succession.close(self._succession.give_back(unbegun))
 
-    def _accompanied(self, base: Mapping[str, str]) -> Companions:
-        """Return what accompanies the run, those that others rely on first."""
-        keeper = Keeper(self._places.checkpoint, self._places.run, self._ledger, self._journal)
-        herald = Herald(
-            lambda: self._list.settings.contact, self._places, self._ledger, self._running, self._meter.state,
-            self._errands, base, self._journal,
-        )  # fmt: skip
-        return Companions([self._meter, keeper, self._copies, herald, self._awake, self._errands])
-
-    def _looked(self, now: float) -> None:
-        """The loop has looked around, whatever it waits for."""
-        self._slots.looked(now)
-        self._awake.keep(now)
-
-    def _copying(self, environ: Mapping[str, str]) -> Copies:
-        def hurried() -> bool:
-            return self._orders.leaving or self._orders.ending == STOPPED
-
-        beside = os.path.dirname(self._list.path)
-        wanted, shared = lambda: self._list.settings.copy, self._ledger.shared
-        return Copies(wanted, self._places, shared, beside, environ, self._errands, self._journal, hurried)
-
     def _allow_descriptors(self) -> None:
         if self._list.settings.concurrency > _FEW:
             process.allow_descriptors(_EACH * self._list.settings.concurrency + _OTHERS)
 
     def _announce(self, found: boards.Replay) -> None:
-        if self._undivided:
+        if self._shop.undivided:
             text = "steps do not outlive this worker: the unit's cgroup is not its to divide (Delegate=, User=)"
             self._journal.event("state", text, priority=NOTICE)
         if self._before.ends.faults:
@@ -465,13 +391,13 @@ class Run:
     # -- what people see
 
     def _summary(self) -> str:
-        return status.summary(self._board, self._running.values(), self._disk.waiting_for)
+        return status.summary(self._board, self._running.values(), self._shop.disk.waiting_for)
 
     def snapshot(self) -> dict[str, Any]:
         """Return how the run stands, for the control socket."""
-        running, waiting_for = self._running.values(), self._disk.waiting_for
+        running, waiting_for = self._running.values(), self._shop.disk.waiting_for
         found = status.snapshot(self._places.run, self._board, running, waiting_for, self._outcomes, clock.now())
-        return found | {"budget": self._meter.state().show(), "copy": self._copies.describe()}
+        return found | {"budget": self._meter.state().show(), "copy": self._shop.copies.describe()}
 
     def _tell(self, step: str, number: int, verdict: Verdict, took: float = 0.0) -> None:
         """Say in the journal what became of an attempt."""
