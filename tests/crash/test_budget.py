@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import sys
+import time
 
 import pytest
 
@@ -129,6 +130,24 @@ def test_hours_are_those_at_work_and_outlive_the_worker(worker: MakeWorker, caps
     assert used(w, capsys, "hours") >= 0.0006
     assert w.run() == OUT_OF_BUDGET
     assert len(w.matching("^a: started")) == 2
+
+
+def test_m3_ten_times_killed_no_second_at_work_is_given_back(
+    worker: MakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    M3: what is used is never less than what was seen of the workers at work, though each died without a word.
+    """
+    w = worker("budget: {hours: 1}\ntasks:\n  - {id: a, run: sleep 600, retry: {attempts: 99}}\n")
+    seen = 0.0
+    for _ in range(10):
+        w.start().until("^a: started")
+        began = time.monotonic()
+        w.kill(signal.SIGKILL)
+        seen += time.monotonic() - began
+    w.start().until("^a: started")
+    assert used(w, capsys, "hours") * 3600 >= seen
+    assert used(w, capsys, "restarts") == 10
 
 
 def test_steps_that_run_when_the_budget_is_spent_are_asked_to_end(worker: MakeWorker) -> None:
