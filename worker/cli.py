@@ -109,6 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("paths", nargs="+", metavar="PATH", help="a checkpoint, a ledger, or a folder with both")
     _add_state(verify)
     verify.set_defaults(command=_verify)
+
+    supervise = commands.add_parser("supervise", help="keep a run alive from outside, on machines that may be lost")
+    supervise.add_argument("sandbox", metavar="FILE", help="what is to run, and on whose machines")
+    supervise.add_argument("--state", metavar="DIR", help="where the supervisor keeps its record and its copy")
+    supervise.add_argument("--status", action="store_true", help="say how it stands, and end")
+    supervise.add_argument("--json", action="store_true", help="with --status: as one JSON object")
+    supervise.set_defaults(command=_supervise)
     return parser
 
 
@@ -238,3 +245,21 @@ def _verify(options: argparse.Namespace) -> int:
     from worker import verify
 
     return verify.verify(options.paths, _state_folder(options), _unit_name(options))
+
+
+def _supervise(options: argparse.Namespace) -> int:
+    from worker.supervise import daemon
+
+    sandbox = os.path.abspath(options.sandbox)
+
+    def folder(name: str) -> str:
+        if options.state or "STATE_DIRECTORY" in os.environ:
+            return os.path.abspath(options.state or os.environ["STATE_DIRECTORY"].split(":")[0])
+        if os.path.dirname(sandbox) == f"{CONFIG_FOLDER}/supervisor":  # what agent-supervisor@ keeps alive
+            return f"{STATE_FOLDER}/agent-supervisor/{os.path.splitext(os.path.basename(sandbox))[0]}"
+        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        return os.path.join(base, "agent-supervisor", name)
+
+    if options.status:
+        return daemon.show_status(sandbox, folder, as_json=options.json)
+    return daemon.run(sandbox, folder, os.environ)

@@ -43,6 +43,12 @@ MESSAGE_IDS = {
     "plan-changed": "19d81f544705464ab8cbcdeffe571519",
     "reloaded": "20cf9916a68b4b47ac18ca60df9d9825",
     "copy": "63a1187d27774df1a7d6491af98313b0",
+    "machine-made": "620256000b1f43b2a257ba2fe1fc6539",
+    "machine-started": "51659a6fa5c5485296e333d65755226a",
+    "machine-restarted": "20bcb7cbf81a4231aa1b733372afa452",
+    "machine-resumed": "51164768935940c1b945e0885304d4ca",
+    "machine-left": "342cf46a7ca74dd4b933a3dc026fe735",
+    "supervision-ended": "9db9f65b05aa4997afef666085eaea30",
     "warning": "502b35831c5440baa1cae4b4328faaee",
 }
 

@@ -1,0 +1,120 @@
+"""The supervisor from its start to its exit status: read, check, lock, go on from the record."""
+
+import faulthandler
+import json
+import os
+from collections.abc import Callable, Mapping
+
+from worker import folder, journal
+from worker.errors import OK, WORK_LEFT, AgentError, ConfigError, StateError
+from worker.journal import ERROR, NOTICE, Journal
+from worker.supervise import copy, record, sandbox
+from worker.supervise.clockwork import Clockwork, Stopped
+from worker.supervise.command import Runner
+from worker.supervise.loop import Supervisor
+from worker.supervise.provider import Hand
+from worker.supervise.record import Record, moment
+from worker.supervise.sandbox import Sandbox
+from worker.systemd import Notifier
+from worker.timespan import show
+
+
+def run(path: str, state_folder: Callable[[str], str], environ: Mapping[str, str]) -> int:
+    """Keep the run of a sandbox file alive; return the exit status, which means what a worker's does."""
+    faulthandler.enable()  # systemd's watchdog kills with SIGABRT: our stack goes to the journal
+    send = journal.sender(environ)
+    log = Journal("", send)
+    try:
+        settings = sandbox.load(path)
+        log = Journal(settings.run, send)
+        return _supervise(settings, _make(state_folder(settings.name)), log, environ)
+    except ConfigError as exc:
+        for problem in exc.problems:
+            log.event("warning", str(problem), priority=ERROR)
+        return exc.exit_status
+    except AgentError as exc:
+        log.event("warning", str(exc), priority=ERROR)
+        return exc.exit_status
+
+
+def _supervise(settings: Sandbox, root: str, log: Journal, environ: Mapping[str, str]) -> int:
+    folder.lock(root)  # until the process ends
+    notifier = Notifier(environ, log.warning)
+    clockwork = Clockwork(notifier)
+    try:
+        runner = Runner(f"{root}/command", clockwork.idle)
+        runner.end_left()
+        known = _record(settings, root)
+        if not settings.shared:
+            copy.load(root, settings.run)
+        supervisor = Supervisor(
+            settings, root, known, Hand(settings.provider, runner, environ), clockwork, log, notifier
+        )
+        notifier.ready("looking")
+        return supervisor.work()
+    except Stopped:
+        log.event("run-stopped", f"{settings.name}: the supervisor ends; its machines go on", priority=NOTICE)
+        return WORK_LEFT
+    finally:
+        clockwork.close()
+
+
+def _make(root: str) -> str:
+    try:
+        os.makedirs(root, mode=0o700, exist_ok=True)
+    except OSError as exc:
+        raise StateError(f"{exc.filename or root}: the state folder cannot be made: {exc.strerror}") from exc
+    return root
+
+
+def _record(settings: Sandbox, root: str) -> Record:
+    known = record.load(root)
+    if known is None:
+        return record.new(settings.name, settings.run, moment())
+    if known.run != settings.run:
+        raise StateError(
+            f"{root}: is of the run '{known.run}', not of '{settings.run}'",
+            "give this one another name ('name:'), or another folder (--state)",
+        )
+    return known
+
+
+def show_status(path: str, state_folder: Callable[[str], str], as_json: bool) -> int:
+    """Print what the record says."""
+    root = state_folder(sandbox.load(path).name)
+    known = record.load(root)
+    if known is None:
+        raise StateError(f"{root}: nothing has been supervised here", f"begin: agentctl supervise {path}")
+    pid = folder.holder(root)
+    if as_json:
+        print(json.dumps(_facts(known, pid), indent=2, ensure_ascii=False))
+    else:
+        _print(known, pid)
+    return OK
+
+
+def _facts(known: Record, pid: int | None) -> dict[str, object]:
+    now = moment()
+    return {
+        "run": known.run,
+        "status": known.outcome or ("running" if pid is not None else "stopped"),
+        "why": known.why,
+        "supervisor": {"pid": pid},
+        "hours": round(known.started.until(now) / 3600, 4),
+        "spend": known.spend + known.spend_lost,
+        "steps": known.steps,
+        "machines": [
+            {"name": machine.name, "id": machine.id, "state": machine.state, "why": machine.why}
+            | {"age": round(machine.made.until(now), 3)}
+            for machine in known.machines
+        ],
+    }
+
+
+def _print(known: Record, pid: int | None) -> None:
+    facts = _facts(known, pid)
+    steps = f", {known.steps['done']}/{known.steps['total']} done" if known.steps.get("total") else ""
+    print(f"run {known.run}: {facts['status']}{steps}{f' ({known.why})' if known.why else ''}")
+    print(f"supervisor: {f'process {pid}' if pid is not None else 'none'}; {show(known.started.until(moment()))}")
+    for machine in known.machines:
+        print(f"  {machine.id}: {machine.state}{f'; {machine.why}' if machine.why else ''}")

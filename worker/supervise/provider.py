@@ -1,0 +1,109 @@
+"""A provider of machines: commands with a time limit each, and what stands for what in them.
+
+    state    prints running, stopped or gone; anything else, or a failure, is "unknown"
+    create   makes machine {name}, or takes the one of that name that is there: it may be run again after it, or
+             the supervisor, was killed.  What it prints last is the machine's id; its name if it prints nothing
+    exec     runs a program there: `sh` is added to it, which gets a script on standard input; or the script
+             stands where {script} stands
+    put get  copy {local} to {remote} and back, as the machine's root would
+    resume   starts a stopped machine again; extend: lets it live longer; pause: stops it, with its disk kept
+
+A list is a program and its arguments, in which {id} stands for the id; text is for /bin/sh, which finds it in $id.
+The other words are in PLACES; a variable BASE is {BASE} and $BASE.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from worker.supervise.command import Answer, Runner
+from worker.supervise.judge import ABSENT, RUNNING, STOPPED, UNSURE
+from worker.supervise.record import Machine
+
+Command = str | tuple[str, ...]
+COMMANDS = ("state", "create", "exec", "put", "get", "resume", "extend", "pause")
+PLACES = ("id", "name", "number", "local", "remote", "script")
+TIMEOUTS = {
+    "state": 20.0,
+    "look": 20.0,  # an exec that only looks
+    "exec": 180.0,  # one that stops and starts the agent, which may take its TimeoutStopSec=
+    "setup": 1800.0,
+    "put": 120.0,
+    "get": 120.0,
+    "create": 600.0,
+    "resume": 120.0,
+    "extend": 60.0,
+    "pause": 60.0,
+}
+_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+# The supervisor's own line to systemd is no provider's business.
+_OURS = re.compile(
+    r"NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_.*|INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_EXEC_PID|MEMORY_PRESSURE_.*"
+)
+
+
+class Provider(NamedTuple):
+    """What the files say."""
+
+    file: str
+    commands: dict[str, Command]
+    variables: dict[str, str]
+    timeouts: dict[str, float]
+
+    def offers(self, kind: str) -> bool:
+        return kind in self.commands
+
+
+class Hand:
+    """A provider's commands at work; whatever they do, each call ends in time and raises nothing."""
+
+    def __init__(self, provider: Provider, runner: Runner, environ: Mapping[str, str]) -> None:
+        self._provider = provider
+        self._runner = runner
+        self._env = {name: value for name, value in environ.items() if not _OURS.fullmatch(name)}
+
+    def state(self, machine: Machine) -> str:
+        """Return what the provider says of the machine."""
+        answer = self._run("state", machine)
+        words = answer.output.split() if answer.ok else []
+        return words[-1] if words and words[-1] in (RUNNING, STOPPED, ABSENT) else UNSURE
+
+    def script(self, machine: Machine, script: str, timeout: str = "exec") -> Answer:
+        """Return how a script for sh ended on the machine."""
+        return self._run("exec", machine, timeout, script=script)
+
+    def put(self, machine: Machine, local: str, remote: str) -> Answer:
+        return self._run("put", machine, local=local, remote=remote)
+
+    def get(self, machine: Machine, remote: str, local: str) -> Answer:
+        return self._run("get", machine, local=local, remote=remote)
+
+    def do(self, kind: str, machine: Machine) -> Answer:
+        """Return how `create`, `resume`, `extend` or `pause` ended; one that is not offered has nothing to do."""
+        return self._run(kind, machine) if self._provider.offers(kind) else Answer(0, "", "")
+
+    def offers(self, kind: str) -> bool:
+        return self._provider.offers(kind)
+
+    def _run(self, kind: str, machine: Machine, timeout: str = "", **words: str) -> Answer:
+        places = {"id": machine.id, "name": machine.name, "number": str(machine.number)} | words
+        argv, env = fill(self._provider.commands[kind], places, self._provider.variables, self._env)
+        script = words.get("script", "")
+        if kind == "exec" and not _takes_script(self._provider.commands[kind]):
+            argv = [*argv, "sh"]
+        return self._runner.run(argv, env, self._provider.timeouts[timeout or kind], script)
+
+
+def fill(
+    command: Command, places: Mapping[str, str], variables: Mapping[str, str], env: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the arguments and the environment of a command.  Nothing is spliced into a shell's text."""
+    known = {**variables, **places}
+    if isinstance(command, str):
+        return ["/bin/sh", "-c", command], {"PATH": os.defpath, **env, **known}
+    return [_PLACE.sub(lambda found: known.get(found[1], found[0]), word) for word in command], dict(env)
+
+
+def _takes_script(command: Command) -> bool:
+    return isinstance(command, str) or any("{script}" in word for word in command)

@@ -1,0 +1,148 @@
+"""The record of a supervision: its machines, what has been spent, and where it stands; one JSON file.
+
+What is about to be done is written down before it is done: a machine's name before the machine is made, "starting"
+before the worker is started there.  A supervisor that is killed at any moment finds in the record what to look for,
+so it neither loses a machine nor makes a second one beside it.  One writer: the caller holds the folder's lock.
+"""
+
+import json
+import os
+from typing import Any, NamedTuple
+
+from worker import clock, files
+from worker.errors import StateError
+
+FORMAT = 1
+
+# How a machine stands.
+CREATING = "creating"  # it has a name, and may be there
+PREPARING = "preparing"  # it is there; files are put on it, and no worker has been started by us
+STARTING = "starting"  # the worker may have been started: nothing may be put in its place any more
+WORKING = "working"
+LEAVING = "leaving"  # given up; it must not work on beside the next one
+PAUSED = "paused"  # kept for a look
+GONE = "gone"
+LEFT = "left"  # could be neither paused nor be seen to be gone
+
+HERE = (CREATING, PREPARING, STARTING, WORKING, LEAVING)
+
+
+class Moment(NamedTuple):
+    """A moment that can be told from another even after the wall clock was set, or after a reboot."""
+
+    wall: float
+    monotonic: float
+    boot: str
+
+    def until(self, now: "Moment") -> float:
+        """Return the seconds from this moment to `now`; never negative."""
+        if self.boot == now.boot:
+            return max(0.0, now.monotonic - self.monotonic)
+        return max(0.0, now.wall - self.wall)
+
+
+def moment() -> Moment:
+    """Return this moment."""
+    return Moment(clock.wall(), clock.monotonic(), clock.boot_id())
+
+
+class Machine(NamedTuple):
+    """One machine, and what the judge remembers of it."""
+
+    number: int
+    name: str
+    id: str
+    state: str
+    made: Moment
+    well: Moment  # when its worker was last seen at work, or was given time to get there
+    begun: bool = False  # `create` has been run at least once
+    progress: bool = False  # a step was done there
+    why: str = ""  # it was given up
+    unanswered: int = 0  # looks in a row
+    resumes: int = 0  # since it was last well
+    restarts: int = 0  # since a step was last done there
+    faults: int = 0  # times that it could not be prepared
+    renew: bool = False  # it is to have the list as it is now, before its worker is started again
+    done: int = 0  # steps of the run, the most that were seen; at first, those that it goes on from
+    awaited: Moment | None = None  # since when it is to boot, and may be silent
+    extended: Moment | None = None
+    fence: Moment | None = None  # since when somebody waits for it to be surely dead
+
+
+class Record(NamedTuple):
+    """Everything that a restarted supervisor has to know."""
+
+    name: str
+    run: str
+    token: str  # tells the machines of this supervision from those of another one of the same name
+    started: Moment
+    machines: tuple[Machine, ...] = ()
+    outcome: str | None = None  # "done", "failed", "out-of-budget", "configuration": how it ended
+    concluded: bool = False  # and nothing is left to do about it
+    why: str = ""
+    spend: float = 0.0  # what the run has reported
+    spend_lost: float = 0.0  # what machines had reported after the last copy that was gone on from
+    steps: dict[str, Any] = {}  # noqa: RUF012 - counts of steps as last seen; never changed in place
+
+    @property
+    def machine(self) -> Machine | None:
+        """The machine that has the run now, or None while there is none."""
+        last = self.machines[-1] if self.machines else None
+        return last if last is not None and last.state in HERE else None
+
+    def put(self, machine: Machine) -> "Record":
+        """Return the record with this machine in the place of the one of the same number, or added."""
+        others = (known for known in self.machines if known.number != machine.number)
+        return self._replace(machines=tuple(sorted((*others, machine), key=lambda known: known.number)))
+
+    def add(self, now: Moment) -> "Record":
+        """Return the record with one more machine, which is still to be made."""
+        number = len(self.machines) + 1
+        name = f"{self.name}-{self.token}-{number}"
+        return self.put(Machine(number, name, name, CREATING, now, now))
+
+
+def path(root: str) -> str:
+    return f"{root}/machines.json"
+
+
+def load(root: str) -> Record | None:
+    """Return the record in the state folder, or None if there was never one.
+
+    Raises StateError for one that cannot be read: an empty one in its place would lose machines.
+    """
+    try:
+        content = json.loads(files.read(path(root)))
+        if content["format"] != FORMAT:
+            raise ValueError(f"it has format {content['format']}, this program knows {FORMAT}")
+        machines = tuple(_machine(entry) for entry in content["machines"])
+        known = {name: content[name] for name in Record._fields if name in content}
+        return Record(**known | {"machines": machines, "started": Moment(*content["started"])})
+    except FileNotFoundError:
+        return None
+    except OSError as exc:
+        raise StateError(f"{path(root)}: cannot be read: {exc.strerror}", "use sudo, or mend that") from exc
+    except (ValueError, KeyError, TypeError) as exc:
+        raise StateError(
+            f"{path(root)}: cannot be read: {exc}",
+            "nothing was changed; it names the machines: put it right, or see to them and remove it",
+        ) from exc
+
+
+def save(root: str, record: Record) -> None:
+    """Replace the record, atomically and durably.  Raises OSError with the old one whole."""
+    content = record._asdict() | {"format": FORMAT, "machines": [machine._asdict() for machine in record.machines]}
+    files.replace(path(root), [json.dumps(content, indent=1).encode() + b"\n"])
+
+
+def new(name: str, run: str, now: Moment) -> Record:
+    """Return the record of a supervision that begins."""
+    return Record(name, run, os.urandom(3).hex(), now)
+
+
+_MOMENTS = ("made", "well", "awaited", "extended", "fence")
+
+
+def _machine(entry: dict[str, Any]) -> Machine:
+    moments = {name: Moment(*entry[name]) for name in _MOMENTS if entry.get(name)}
+    return Machine(**{name: value for name, value in entry.items() if name in Machine._fields} | moments)

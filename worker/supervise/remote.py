@@ -1,0 +1,162 @@
+"""The agent on a machine, as far as a script for sh can reach it: look, prepare, start, start again, stop.
+
+Each script prints its last word only when it got that far, so that a line that breaks is told from a worker that
+does not work.  All of them may be run again.
+"""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from worker import files
+from worker.supervise.command import Answer
+from worker.supervise.judge import Look
+from worker.supervise.provider import Hand
+from worker.supervise.record import Machine
+
+CONFIG = "/etc/agent/config.yaml"
+CHECKPOINT = "/var/lib/agent/checkpoint.json"
+_STAGE = "/var/tmp/agent-supervise"
+_LAST = "so far, so good"
+_PATH = "PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin; export PATH\n"
+
+# A PID 1 that does not answer is a machine that does not.
+_LOOK = """\
+unit=$(timeout 10 systemctl show agent -p ActiveState -p ExecMainStatus) || exit 1
+echo "$unit"
+timeout 10 agentctl status --json
+"""
+_READY = """\
+command -v agentctl >/dev/null || { echo 'the agent is not installed there' >&2; exit 1; }
+systemctl stop agent.path agent || exit 1
+(umask 077; mkdir -p "$stage") || exit 1
+"""
+# The worker reads its files and does not write them.
+_PLACE = """\
+user=$(systemctl show -P User agent)
+user=${user:-root}
+group=$(id -gn "$user") || exit 1
+place() {
+    mkdir -p "${2%/*}" && chgrp "$group" "$1" && chmod 640 "$1" && mv -fT "$1" "$2"
+}
+"""
+_START = """\
+systemctl --quiet enable agent
+systemctl reset-failed agent 2>/dev/null
+systemctl start agent
+"""
+_STOP = "systemctl stop agent || exit 1\n"
+_KILL = "systemctl kill --kill-whom=main --signal=KILL agent\n"
+
+
+def knock(hand: Hand, machine: Machine) -> str:
+    """Return "" if the machine does what it is told, or why it does not."""
+    answer = _run(hand, machine, "", "look")
+    return "" if answer.ok else answer.fault()
+
+
+def look(hand: Hand, machine: Machine) -> Look | None:
+    """Return what the machine says of its worker, or None if it does not answer."""
+    answer = _run(hand, machine, _LOOK, "look")
+    return read(answer.output) if answer.ok else None
+
+
+def read(output: str) -> Look:
+    """Return the look that a script has printed."""
+    unit = dict(re.findall(r"^(ActiveState|ExecMainStatus)=(\S*)$", output, re.MULTILINE))
+    found: dict[str, Any] = {}
+    shown = re.search(r"^\{$.*^\}$", output, re.MULTILINE | re.DOTALL)
+    if shown:
+        try:
+            found = json.loads(shown[0])
+        except ValueError:
+            found = {}
+    worker, spend = found.get("worker") or {}, ((found.get("budget") or {}).get("spend") or {}).get("used")
+    code = unit.get("ExecMainStatus", "")
+    return Look(
+        worker=str(worker.get("state", "")),
+        status=str(found.get("status", "")),
+        sign_age=found.get("last_sign_age"),
+        unit=unit.get("ActiveState", ""),
+        exit=int(code) if code.isdecimal() else 0,
+        steps=found.get("steps") or {},
+        spend=spend,
+    )
+
+
+def prepare(hand: Hand, machine: Machine, setup: str, given: Iterable[tuple[str, str]], checkpoint: str | None) -> str:
+    """Put everything on the machine that the worker needs, and start nothing; return "" or what went wrong.
+
+    `given` are (path there, path here); `checkpoint`, if there is one, is what the worker goes on from.
+    """
+    if setup:
+        answer = _run(hand, machine, f"(\n{setup}\n) || exit 1\n", "setup")
+        if not answer.ok:
+            return f"setup: {answer.fault()}"
+    answer = _run(hand, machine, _define(stage=_STAGE) + _READY)
+    if not answer.ok:
+        return answer.fault()
+    script = _PLACE
+    for number, (there, here) in enumerate(given):
+        staged = f"{_STAGE}/{number}"
+        answer = hand.put(machine, here, staged)
+        if not answer.ok:
+            return f"put {here}: {answer.fault()}"
+        script += f"place {staged} {shlex.quote(there)} || exit 1\n"
+    if checkpoint is not None:
+        staged = f"{_STAGE}/checkpoint.json"
+        answer = hand.put(machine, checkpoint, staged)
+        if not answer.ok:
+            return f"put {checkpoint}: {answer.fault()}"
+        # What is there of an earlier life of the machine is set aside: the run has been elsewhere since.
+        script += f"agentctl restore --force {staged} && rm -f {staged} || exit 1\n"
+    answer = _run(hand, machine, script)
+    return "" if answer.ok else answer.fault()
+
+
+def start(hand: Hand, machine: Machine) -> bool:
+    """Have the worker started, also at the next boot; return whether the machine did as it was told.
+
+    Whether the worker has come to work is another question: look.
+    """
+    return _run(hand, machine, _START).ok
+
+
+def start_again(hand: Hand, machine: Machine, seen: Look) -> bool:
+    """Have the worker started after what was seen; what hangs is ended first, its steps with it."""
+    hangs = seen.worker == "silent" or seen.unit not in ("failed", "inactive")
+    script = (_KILL if seen.worker == "silent" else "") + (_STOP if hangs else "") + _START
+    return _run(hand, machine, script).ok
+
+
+def stop(hand: Hand, machine: Machine) -> bool:
+    """Have the worker end, and not come back at a boot; return whether it has."""
+    return _run(hand, machine, "systemctl --quiet disable agent\n" + _STOP).ok
+
+
+def fetch(hand: Hand, machine: Machine, results: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Get files from the machine, (path here, path there), each whole or not at all; yield what could not be got."""
+    for here, there in results:
+        incoming = f"{here}.incoming"
+        answer = hand.get(machine, there, incoming)
+        fault = "" if answer.ok else answer.fault()
+        try:
+            os.unlink(incoming) if fault else files.adopt(incoming, here)
+        except OSError as exc:
+            fault = fault or f"{exc.filename or here}: {exc.strerror}"
+        if fault:
+            yield f"{there} cannot be fetched: {fault}"
+
+
+def _run(hand: Hand, machine: Machine, script: str, timeout: str = "exec") -> Answer:
+    answer = hand.script(machine, f"{_PATH}{script}echo '{_LAST}'\n", timeout)
+    if answer.ok and answer.output.rstrip().endswith(_LAST):
+        return answer
+    return answer._replace(status=answer.status or 1 if answer.status is not None else None)
+
+
+def _define(**values: str) -> str:
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
