@@ -32,7 +32,8 @@ UNITS=/usr/local/lib/systemd/system
 ETC=/etc/agent
 STATE=/var/lib/agent
 CACHE=/var/cache/agent   # the service's /tmp
-UNIT_FILES='agent.service agent@.service agent.path agent-alert@.service'
+UNIT_FILES='agent.service agent@.service agent.path agent-alert@.service agent-supervisor@.service'
+SUPERVISOR=/var/lib/agent-supervisor
 DROPIN=50-workdir.conf
 GECOS='agent worker (made by its install.sh)'   # purge removes this user and no other
 DESTDIR=${DESTDIR-}
@@ -114,8 +115,8 @@ do_install() {
 do_uninstall() {
     if has_systemd; then
         systemctl disable --now agent.path agent.service 2>/dev/null || :
-        systemctl stop 'agent@*.service' 'agent-alert@*.service' 2>/dev/null || :
-        for link in /etc/systemd/system/*.wants/agent@*.service; do
+        systemctl stop 'agent@*.service' 'agent-alert@*.service' 'agent-supervisor@*.service' 2>/dev/null || :
+        for link in /etc/systemd/system/*.wants/agent@*.service /etc/systemd/system/*.wants/agent-supervisor@*.service; do
             [ ! -L "$link" ] || systemctl disable "${link##*/}" 2>/dev/null || :
         done
     fi
@@ -127,11 +128,11 @@ do_uninstall() {
     rmdir "$DESTDIR$UNITS" "$DESTDIR${UNITS%/*}" 2>/dev/null || :
     if has_systemd; then
         systemctl daemon-reload
-        systemctl reset-failed agent.service agent.path 'agent@*.service' 'agent-alert@*.service' 2>/dev/null || :
+        systemctl reset-failed agent.service agent.path 'agent@*.service' 'agent-alert@*.service' 'agent-supervisor@*.service' 2>/dev/null || :
     fi
     [ "$command" = uninstall ] || return 0
     [ "$CHANGED" = 1 ] || say "nothing was installed"
-    for path in "$DESTDIR$ETC" "$DESTDIR$STATE" "$DESTDIR$STATE"@* "$DESTDIR$CACHE" "$DESTDIR$CACHE"@* \
+    for path in "$DESTDIR$ETC" "$DESTDIR$STATE" "$DESTDIR$STATE"@* "$DESTDIR$CACHE" "$DESTDIR$CACHE"@* "$DESTDIR$SUPERVISOR" \
         "$DESTDIR"/etc/systemd/system/agent.service.d "$DESTDIR"/etc/systemd/system/agent@.service.d \
         "$DESTDIR"/etc/systemd/system/agent-alert@.service.d; do
         [ ! -e "$path" ] || say "kept ${path#"$DESTDIR"}"
@@ -144,7 +145,7 @@ do_purge() {
         rmdir "$DESTDIR/etc/systemd/system/$unit.d" 2>/dev/null || :
     done
     remove "$ETC"
-    for path in "$DESTDIR$STATE" "$DESTDIR$STATE"@* "$DESTDIR$CACHE" "$DESTDIR$CACHE"@*; do
+    for path in "$DESTDIR$STATE" "$DESTDIR$STATE"@* "$DESTDIR$CACHE" "$DESTDIR$CACHE"@* "$DESTDIR$SUPERVISOR"; do
         remove "${path#"$DESTDIR"}"
     done
     if has_systemd; then systemctl daemon-reload; fi
@@ -406,6 +407,7 @@ group_of() { # NAME
 install_config() {
     folder 750 "$ETC"
     folder 750 "$ETC/config.d"
+    folder 750 "$ETC/supervisor"
     if [ ! -e "$DESTDIR$ETC/config.yaml" ]; then
         put 640 "$SOURCE/config.example.yaml" "$ETC/config.yaml"
     fi
@@ -554,7 +556,7 @@ activate() { # USER
         systemctl start agent.path 2>/dev/null || :
         say "edit $ETC/config.yaml, then:  systemctl start agent;  journalctl -fu agent"
     elif [ "$CHANGED" = 1 ]; then
-        systemctl try-restart agent.path agent.service 'agent@*.service'
+        systemctl try-restart agent.path agent.service 'agent@*.service' 'agent-supervisor@*.service'
         say "restarted what was running"
     fi
 }
