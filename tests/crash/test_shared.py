@@ -6,6 +6,7 @@ Where it does not: one clear line, and the exit status that says what to do.
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from tests.conftest import MakeWorker
 from tests.postgres import PASSWORD, Server
 from tests.proxy import Proxy
+from tests.support import ROOT
+from worker.errors import OUT_OF_BUDGET
 
 STATE_UNUSABLE = 73
 LEASE = 5.0
@@ -180,3 +183,20 @@ def test_a_claim_is_renewed_however_much_there_is_to_take_in(
         assert far.output("a@400") == b"400\n"
     finally:
         network.close()
+
+
+def test_machines_that_share_a_run_end_when_its_money_is_spent(
+    server: Server, address: str, worker: MakeWorker
+) -> None:
+    """
+    Each ends with 69, also the one whose own steps have spent less than the limit; together they are over it by at
+    most one step's worth each.
+    """
+    spend = f"PYTHONPATH={ROOT} {sys.executable} -m worker spend 1"
+    tasks = f"budget: {{spend: 6}}\ntasks:\n  - {{id: pay, foreach: {{range: 1-40}}, run: '{spend}; sleep 0.3'}}\n"
+    workers = [worker(RUN.format(address=address) + tasks, folder=name) for name in ("one", "two")]
+    for w in workers:
+        w.start().until("started")
+    assert [w.wait() for w in workers] == [OUT_OF_BUDGET, OUT_OF_BUDGET]
+    assert all(w.matching("out of budget") for w in workers)
+    assert 6 <= sum(row.spend for row in workers[0].rows()) <= 8
