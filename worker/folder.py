@@ -200,12 +200,13 @@ class Ends(NamedTuple):
     """How systemd saw workers end since this was last asked.
 
     `faults`: those that were not well, and that nobody had asked to end; the last one last.  `at`: when the last one
-    ended (wall clock), None if systemd has said nothing.  `stopped`: that one was asked to, however it ended then.
+    ended (wall clock), None if systemd has said nothing.  `stopped`: systemd's word for that end if it had been asked
+    for, else empty.
     """
 
     faults: list[str]
     at: float | None
-    stopped: bool = False
+    stopped: str = ""
 
 
 def ended(root: str) -> Ends:
@@ -222,7 +223,8 @@ def ended(root: str) -> Ends:
     known = [line for line, after in itertools.pairwise([*lines, []]) if len(line) == 3 and after != _STOP]
     ends = [line for line in known if line[0] != "success" and line[2] not in _ORDERLY]
     faults = [f"{how}, {f'exit status {status}' if code == 'exited' else f'SIG{status}'}" for how, code, status in ends]
-    return Ends(faults, at, lines[-1:] == [_STOP])
+    end = lines[-2] if lines[-1:] == [_STOP] and len(lines) > 1 else []
+    return Ends(faults, at, end[0] if end else "")
 
 
 def forget_ended(root: str) -> None:

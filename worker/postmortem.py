@@ -11,6 +11,7 @@ from worker import alert, awake, config, contact, folder, journal, unit
 from worker.alert import Alert
 from worker.contact import Contact
 from worker.errors import CONFIG, FAULT, OK, OUT_OF_BUDGET, STATE_HELD, STATE_UNUSABLE, STEP_FAILED, AgentError
+from worker.folder import Ends
 from worker.journal import Journal
 
 _WANTED = ("LoadState", "ActiveState", "SubState", "Result", "NRestarts", "ExecMainCode", "ExecMainStatus")
@@ -38,7 +39,7 @@ def tell(name: str, config_path: str, root: str, environ: Mapping[str, str]) -> 
         Journal("", send).warning(str(exc))
     told, ends = _contact(config_path, root), folder.ended(root)
     due = examine(name, found, alert.last_words(root), (ends.faults or [""])[-1])
-    if due is None or told is None or ends.stopped:
+    if due is None or told is None or asked_for(found, ends):
         return OK
     log = Journal(told.run, send)
     return OK if alert.tell(due, told, root, f"{name}.service", environ, log, alert.PAUSES) else FAULT
@@ -47,6 +48,15 @@ def tell(name: str, config_path: str, root: str, environ: Mapping[str, str]) -> 
 def down(found: Mapping[str, str]) -> bool:
     """Return whether a unit with these properties has failed and is not about to be started again."""
     return (found.get("ActiveState"), found.get("SubState")) == ("failed", "failed")
+
+
+def asked_for(found: Mapping[str, str], ends: Ends) -> bool:
+    """Return whether somebody had asked for the end that the unit has met.
+
+    What stands in the file may be an earlier stop, or a reboot: a unit whose sandbox cannot be set up, since a folder
+    is not mounted, runs nothing that would write down how it ends.
+    """
+    return ends.stopped == found.get("Result")
 
 
 def examine(name: str, found: Mapping[str, str], words: alert.Words | None, last_end: str) -> Alert | None:

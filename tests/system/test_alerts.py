@@ -150,3 +150,20 @@ def test_a_worker_that_comes_back_is_not_told_of(agent: Machine) -> None:
     agent.run("systemctl stop agent")
     settled(service)
     assert alerts(agent) == []
+
+
+def test_a_unit_that_cannot_be_set_up_any_more_is_told_of_although_it_was_stopped_before(agent: Machine) -> None:
+    """
+    A folder that is not mounted after a reboot: no hook can run and say so.
+    """
+    service = Service(agent, f"{ALERT}\ntasks:\n  - {{id: a, run: sleep 600}}\n")
+    service.start()
+    service.wait("step-started", "a")
+    agent.run("systemctl stop agent")
+    settled(service)
+    assert alerts(agent) == []
+    agent.write("/etc/systemd/system/agent.service.d/95-test.conf", "[Service]\nReadWritePaths=/not-mounted\n")
+    agent.run("systemctl daemon-reload; systemctl start agent", check=False)
+    settled(service)
+    (told,) = alerts(agent)
+    assert told.startswith("gave-up//") and "exit status 226" in told

@@ -7,6 +7,7 @@ import pytest
 from worker import alert, contact, postmortem
 from worker.alert import Alert, Words
 from worker.contact import Contact, Ping
+from worker.folder import Ends
 
 FAILED = Words(70, Alert("failed", "a: failed for good", "a", "last\nlines"))
 
@@ -57,6 +58,15 @@ def test_each_end_has_its_kind(status: int, kind: str) -> None:
 
 def test_a_unit_that_met_another_worker_has_nothing_to_tell() -> None:
     assert postmortem.examine("agent", down(77), None, "") is None
+
+
+def test_an_earlier_stop_does_not_keep_a_later_end_from_being_told() -> None:
+    """
+    A worker that hung when it was told to stop is no news; a unit that could not start after a reboot is.
+    """
+    assert postmortem.asked_for(down(9, Result="timeout"), Ends([], 1.0, "timeout"))
+    assert not postmortem.asked_for(down(226), Ends([], 1.0, "success"))
+    assert not postmortem.asked_for(down(226), Ends([], None))
 
 
 def test_what_systemd_has_given_up_is_the_same_however_often_it_had_tried() -> None:

@@ -10,16 +10,18 @@ from worker import folder
 @pytest.mark.parametrize(
     ("lines", "faults", "stopped"),
     [
-        ("", [], False),
-        ("success exited 0\nsuccess killed TERM\nexit-code exited 69\nexit-code exited 70\n", [], False),
-        ("signal killed KILL\nwatchdog killed ABRT\n", ["signal, SIGKILL", "watchdog, SIGABRT"], False),
-        ("exit-code exited 1\noom-kill killed KILL\n", ["exit-code, exit status 1", "oom-kill, SIGKILL"], False),
-        ("signal killed KILL\ntimeout killed KILL\nstop\n", ["signal, SIGKILL"], True),
-        ("success exited 75\nstop\nsignal killed SEGV\n", ["signal, SIGSEGV"], False),
-        ("rubbish\nstop\n\n", [], False),
+        ("", [], ""),
+        ("success exited 0\nsuccess killed TERM\nexit-code exited 69\nexit-code exited 70\n", [], ""),
+        ("signal killed KILL\nwatchdog killed ABRT\n", ["signal, SIGKILL", "watchdog, SIGABRT"], ""),
+        ("exit-code exited 1\noom-kill killed KILL\n", ["exit-code, exit status 1", "oom-kill, SIGKILL"], ""),
+        ("signal killed KILL\ntimeout killed KILL\nstop\n", ["signal, SIGKILL"], "timeout"),
+        ("success exited 75\nstop\nsignal killed SEGV\n", ["signal, SIGSEGV"], ""),
+        ("success exited 75\nstop\n", [], "success"),
+        ("stop\n", [], ""),
+        ("rubbish\nstop\n\n", [], ""),
     ],
 )
-def test_faults_are_ends_that_nobody_asked_for(tmp_path: Path, lines: str, faults: list[str], stopped: bool) -> None:
+def test_faults_are_ends_that_nobody_asked_for(tmp_path: Path, lines: str, faults: list[str], stopped: str) -> None:
     """
     Told by systemd's words; what nobody can read says nothing.
     """
