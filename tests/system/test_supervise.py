@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 
 NAME = "forty"
 STATE = f"/var/lib/agent-supervisor/{NAME}"
-STORE = "/run/machines"
+STORE = "/var/lib/agent-machines"
 SHARED = "/srv/shared"
 
 # Each step counts its starts and asks a server that honours keys for its effect; those that are to meet an event say
