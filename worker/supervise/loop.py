@@ -6,6 +6,7 @@ made the last one.
 """
 
 import math
+import os
 from collections.abc import Callable
 
 from worker import clock
@@ -177,7 +178,9 @@ class Supervisor:
         return _SOON
 
     def _given(self) -> tuple[tuple[str, str], ...]:
-        return ((remote.CONFIG, self._sandbox.config), *self._sandbox.files)
+        folder = os.path.splitext(remote.CONFIG)[0] + ".d"
+        drop_ins = ((f"{folder}/{os.path.basename(here)}", here) for here in self._sandbox.drop_ins)
+        return ((remote.CONFIG, self._sandbox.config), *drop_ins, *self._sandbox.files)
 
     def _work(self, machine: Machine) -> float:
         if clock.monotonic() >= self._look_at:

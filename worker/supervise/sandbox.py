@@ -29,6 +29,7 @@ class Sandbox(NamedTuple):
 
     name: str
     config: str  # the task list
+    drop_ins: tuple[str, ...]  # what the folder beside it adds
     run: str  # its name
     shared: bool  # its ledger is on a server: nothing to copy or to restore
     provider: Provider
@@ -66,6 +67,7 @@ def load(path: str) -> Sandbox:
     return Sandbox(
         name=name,
         config=top["config"][0],
+        drop_ins=settings.files[1:],
         run=settings.run,
         shared=settings.ledger is not None,
         provider=provider,
