@@ -13,8 +13,9 @@ from worker.ledger.sqlite import SqliteLedger
 def export(file: str, root: str, unit: str | None) -> str | None:
     """Write the run of the state folder `root` to `file`; return what to tell, if anything.
 
-    A name that ends in .db gets the ledger, every other one a checkpoint; "-" is standard output.  All of it is of
-    one moment, whether a worker is at work or not; a file has its name only once it is whole and durable.
+    A name that ends in .db gets the ledger, every other one a checkpoint; "-" is standard output.  Out of a ledger.db
+    all of it is of one moment, whether a worker is at work or not; out of a server it may know more than its revision
+    says.  A file has its name only once it is whole and durable.
     """
     if file != "-" and os.path.dirname(os.path.realpath(file)) == os.path.realpath(root):
         raise AgentError(f"{file}: is in the run's own folder", "name a file elsewhere")
@@ -25,17 +26,24 @@ def export(file: str, root: str, unit: str | None) -> str | None:
                 if not isinstance(store, SqliteLedger):
                     raise AgentError(f"{file}: the run's ledger is on a server", "name a file that ends in .json")
                 store.copy_to(os.path.abspath(file))
+                return f"run {run}: revision {_revision(os.path.abspath(file))} is in {file}"
             with store.moment() if isinstance(store, SqliteLedger) else contextlib.nullcontext():
                 if file == "-":
                     for chunk in checkpoint.chunks(run, store):
                         sys.stdout.buffer.write(chunk)
                     sys.stdout.buffer.flush()
-                elif not file.endswith(".db"):
-                    checkpoint.write(os.path.abspath(file), run, store)
-                return None if file == "-" else f"run {run}: revision {store.revision()} is in {file}"
+                    return None
+                checkpoint.write(os.path.abspath(file), run, store)
+                return f"run {run}: revision {checkpoint.header(file).revision} is in {file}"
         except LedgerCorrupt as exc:
             raise StateError(f"{root}/ledger.db: {exc}", "nothing was written") from exc
         except BrokenPipeError:
             raise  # whoever read it has had enough
         except OSError as exc:
             raise StateError(f"{exc.filename or file}: {exc.strerror}", "nothing was written") from exc
+
+
+def _revision(path: str) -> int:
+    """Return what the ledger that was written is of; the run's own may be further by now."""
+    with contextlib.closing(SqliteLedger.open(path, read_only=True)) as copy:
+        return copy.revision()

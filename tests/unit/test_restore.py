@@ -42,7 +42,14 @@ def export(w: Worker, name: str) -> Path:
     file = w.state.parent / name
     done = agentctl("export", file, "--state", w.state)
     assert (done.returncode, done.stderr) == (0, "")
+    known = checkpoint.header(str(file)).revision if name.endswith(".json") else _revision(file)
+    assert done.stdout.endswith(f": revision {known} is in {file}\n")
     return file
+
+
+def _revision(file: Path) -> int:
+    with contextlib.closing(SqliteLedger.open(str(file), read_only=True)) as store:
+        return store.revision()
 
 
 def tree(root: Path) -> dict[str, bytes]:
