@@ -42,11 +42,14 @@ def from_outside(root: str, unit: str | None, words: Iterable[str]) -> str:
 def show(root: str, unit: str | None) -> str:
     """Return the budget of the run in `root` as lines: what is used of what there is."""
     with contextlib.closing(report.open_ledger(root, unit)) as store:
-        state = report.budget_of(store)
-    lines = [
-        f"{name:<9} {number(used)} of {number(limit)}" if limit is not None else f"{name:<9} {number(used)}, no limit"
-        for name, limit, used in zip(NAMES, state.limits, state.used, strict=True)
-    ]
+        limits = report.limits_of(store)
+        state = budget.read(store, limits or Budget())
+    lines = []
+    for name, limit, used in zip(NAMES, state.limits, state.used, strict=True):
+        allowed = f" of {number(limit)}" if limit is not None else " used" if limits is None else ", no limit"
+        lines.append(f"{name:<9} {number(used)}{allowed}")
+    if limits is None:
+        lines.append("of how much is not known here, since its list cannot be read; 'agentctl check' says why")
     return "\n".join([*lines, *_spent(state)])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from worker import board as boards
 from worker import budget, clock, config, control, copies, folder, ledger, member, plan, sandbox, status, swap, unit
-from worker.budget import Budget, State, number
+from worker.budget import Budget, number
 from worker.clock import Now
 from worker.errors import OK, OUT_OF_BUDGET, AgentError, ConfigError, StateError
 from worker.folder import Places
@@ -141,7 +141,7 @@ def _from_ledger(store: Ledger, pid: int | None, root: str) -> dict[str, Any]:
         "waiting_for": None,
         "updated": clock.stamp(newest) if newest else None,
         "last_sign_age": None,
-        "budget": budget_of(store).show(),
+        "budget": budget.read(store, limits_of(store) or Budget()).show(),
         "copy": copies.describe(copies.read(root, store.fact("run") or ""), clock.wall()),
         "worker": {
             "state": "absent" if pid is None else "silent",
@@ -151,13 +151,12 @@ def _from_ledger(store: Ledger, pid: int | None, root: str) -> dict[str, Any]:
     }
 
 
-def budget_of(store: Ledger) -> State:
-    """Return how the budget stands, by the configuration as it is now; without limits if that cannot be read."""
+def limits_of(store: Ledger) -> Budget | None:
+    """Return what the run may use, by the configuration as it is now; None if that cannot be read."""
     try:
-        limits = config.load(store.fact("config") or "").budget
+        return config.load(store.fact("config") or "").budget
     except AgentError:
-        limits = Budget()
-    return budget.read(store, limits)
+        return None
 
 
 def _print_status(found: dict[str, Any]) -> None:

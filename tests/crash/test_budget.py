@@ -47,6 +47,13 @@ def test_a_run_that_only_succeeds_ends_when_its_money_is_spent(
     assert used(w, capsys, "spend") == 1.0
     assert w.run() == OUT_OF_BUDGET
     assert used(w, capsys, "spend") == 1.0
+    listed = w.config.read_text()
+    for text, said in ((listed, "spend     1 of 1\n"), (listed + "?", "spend     1 used\n")):
+        w.config.write_text(text)
+        capsys.readouterr()
+        assert cli.main(["budget", "--state", str(w.state)]) == 0
+        assert said in capsys.readouterr().out, "a limit that cannot be read is not no limit"
+    w.config.write_text(listed)
     assert add(w, "spend=10") == 0
     assert w.run() == 0
     assert w.done()[: len(done)] == done
