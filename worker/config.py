@@ -21,7 +21,7 @@ from worker.task import ITEM, Command, Expect, Task
 from worker.timespan import show
 from worker.yamlfile import Mapping, Node, Scalar, Sequence
 
-_LONGEST_RUN = 64
+LONGEST_RUN = 64
 _MOST_AT_ONCE = 256
 # A claim is renewed three times while it holds, and a slow server may take some seconds for it.
 _LEASE, _LEASE_MIN = 60.0, 5.0
@@ -93,7 +93,7 @@ def _load(path: str) -> Config:
     if not tasks and not problems:
         problems.append(Problem(Mark(path, 1, 1), "tasks: at least one is wanted", "add one below 'tasks:'"))
     run = top.get("run") or os.path.splitext(os.path.basename(path))[0]
-    if main is not None and not schema.is_name(run, _LONGEST_RUN):
+    if main is not None and not schema.is_name(run, LONGEST_RUN):
         problems.append(Problem(Mark(path, 1, 1), f"{quote(run)} cannot name the run", "add 'run:' and a name"))
     copy, mark = top.get("copy", (None, None))
     if copy is not None and top.get("ledger") and _COPIED_LEDGER in copy.command:
@@ -358,7 +358,7 @@ def _lease(node: Node, source: Source) -> float:
 _BUDGET: Table = {RESTARTS: schema.amount, HOURS: schema.amount, SPEND: schema.amount}
 _COPY: Table = {"every": _copy_every, "command": fields.command, "timeout": schema.positive_span}
 _MAIN: Table = {
-    "run": schema.name(_LONGEST_RUN),
+    "run": schema.name(LONGEST_RUN),
     "concurrency": _slots,
     "on_failure": schema.choice("stop", "continue"),
     "on_unknown": schema.choice("stop", "continue"),

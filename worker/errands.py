@@ -59,7 +59,6 @@ class Errand:
         self.done = done
         self.output = b""
         self.timed_out = False
-        self.ended = False
 
 
 class Errands:

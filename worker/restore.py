@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import IO, NamedTuple
 
-from worker import checkpoint, clock, config, folder, member, recovery, schema, swap
+from worker import checkpoint, clock, config, folder, member, outside, recovery, schema, swap
 from worker import unit as units
 from worker.checkpoint import CheckpointError
 from worker.errors import AgentError, ConfigError, StateError, StateHeld
@@ -26,7 +26,6 @@ from worker.ledger.sqlite.database import strange_log
 SQLITE = b"SQLite format 3\0"
 _FORCE = "nothing was changed; to set aside what is here all the same: --force"
 _NAMED = 3  # so many steps are called by name
-LONGEST_RUN = 64
 
 
 class Known(NamedTuple):
@@ -158,10 +157,7 @@ def _become_owner(root: str, unit: str | None) -> None:
         os.makedirs(os.path.dirname(root), exist_ok=True)
         os.mkdir(root, mode=0o750)
         os.chown(root, user, group)
-    if os.path.isdir(root):
-        owner = os.stat(root)
-        os.setegid(owner.st_gid)
-        os.seteuid(owner.st_uid)
+    outside.become_owner(root)
 
 
 def _user(unit: str) -> tuple[int, int]:
@@ -187,7 +183,7 @@ def _restore(
         raise StateError(str(exc).replace(staged.ledger, source.name)) from exc
     with contextlib.closing(store):
         found = known(store.fact("run") or "", store.revision(), store.rows(), store.effects.all())
-        if not schema.is_name(found.run, LONGEST_RUN):
+        if not schema.is_name(found.run, config.LONGEST_RUN):
             raise StateError(f"{source.name}: it does not say of which run it is", "nothing was changed")
         if not force:
             _check(found, places, listed)

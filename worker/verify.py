@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from worker import checkpoint, clock, report, restore, schema
+from worker import checkpoint, clock, config, report, restore, schema
 from worker.checkpoint import CheckpointError
 from worker.errors import OK, STATE_UNUSABLE, AgentError
 from worker.ledger import LedgerCorrupt, StorageFull
@@ -73,7 +73,7 @@ def _read(path: str) -> _Copy:
         raise _Broken(str(exc).removeprefix(f"{path}: ")) from exc
     except OSError as exc:
         raise _Broken(f"cannot be read: {exc.strerror}") from exc
-    if not schema.is_name(found.known.run, restore.LONGEST_RUN):
+    if not schema.is_name(found.known.run, config.LONGEST_RUN):
         raise _Broken("it does not say of which run it is")
     return found
 
