@@ -75,14 +75,22 @@ def _parser() -> argparse.ArgumentParser:
     _add_state(log)
     log.set_defaults(command=_log)
 
-    budget = commands.add_parser("budget", help="print what the run has used of its budget, or let it have more")
+    _add_telling(commands.add_parser)
+    _add_moving(commands.add_parser)
+    _add_outside(commands.add_parser)
+    return parser
+
+
+def _add_telling(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add what a person tells the run."""
+    budget = add("budget", help="print what the run has used of its budget, or let it have more")
     budget.add_argument(
         "--add", action="append", default=[], metavar="NAME=AMOUNT", help="so much more: restarts=5 hours=2 spend=10"
     )
     _add_state(budget)
     budget.set_defaults(command=_budget)
 
-    settle = commands.add_parser("settle", help="say whether what was cut off had happened: a step, or an effect")
+    settle = add("settle", help="say whether what was cut off had happened: a step, or an effect")
     settle.add_argument("name", metavar="STEP|KEY")
     said = settle.add_mutually_exclusive_group(required=True)
     said.add_argument("--done", nargs="?", const="", metavar="RESULT", help="it had, with this result (-: from stdin)")
@@ -90,33 +98,38 @@ def _parser() -> argparse.ArgumentParser:
     _add_state(settle)
     settle.set_defaults(command=_settle)
 
-    export = commands.add_parser("export", help="write the run as it stands to a file, to go on from elsewhere")
+
+def _add_moving(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add what takes the run to another machine."""
+    export = add("export", help="write the run as it stands to a file, to go on from elsewhere")
     export.add_argument("file", nargs="?", default="-", metavar="FILE", help="NAME.db: the ledger; -: to stdout")
     _add_state(export)
     export.set_defaults(command=_export)
 
-    restore = commands.add_parser("restore", help="go on from a checkpoint or a ledger that came from elsewhere")
+    restore = add("restore", help="go on from a checkpoint or a ledger that came from elsewhere")
     restore.add_argument("file", metavar="FILE", help="checkpoint.json or ledger.db (-: from stdin)")
     restore.add_argument("--force", action="store_true", help="also if what is here knows more; it is set aside")
     _add_state(restore)
     restore.set_defaults(command=_restore)
 
-    alert = commands.add_parser("alert", help="tell whom 'alert:' names if a unit is down (agent-alert@.service does)")
-    alert.add_argument("unit", nargs="?", default=DEFAULT_INSTANCE, metavar="UNIT", help="agent, or agent@NAME")
-    alert.set_defaults(command=_alert)
-
-    verify = commands.add_parser("verify-copy", help="say whether a run could go on from a copy, and how old it is")
+    verify = add("verify-copy", help="say whether a run could go on from a copy, and how old it is")
     verify.add_argument("paths", nargs="+", metavar="PATH", help="a checkpoint, a ledger, or a folder with both")
     _add_state(verify)
     verify.set_defaults(command=_verify)
 
-    supervise = commands.add_parser("supervise", help="keep a run alive from outside, on machines that may be lost")
+
+def _add_outside(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add what looks at the worker from outside."""
+    alert = add("alert", help="tell whom 'alert:' names if a unit is down (agent-alert@.service does)")
+    alert.add_argument("unit", nargs="?", default=DEFAULT_INSTANCE, metavar="UNIT", help="agent, or agent@NAME")
+    alert.set_defaults(command=_alert)
+
+    supervise = add("supervise", help="keep a run alive from outside, on machines that may be lost")
     supervise.add_argument("sandbox", metavar="FILE", help="what is to run, and on whose machines")
     supervise.add_argument("--state", metavar="DIR", help="where the supervisor keeps its record and its copy")
     supervise.add_argument("--status", action="store_true", help="say how it stands, and end")
     supervise.add_argument("--json", action="store_true", help="with --status: as one JSON object")
     supervise.set_defaults(command=_supervise)
-    return parser
 
 
 def _add_state(parser: argparse.ArgumentParser) -> None:
@@ -230,6 +243,12 @@ def _restore(options: argparse.Namespace) -> int:
     return OK
 
 
+def _verify(options: argparse.Namespace) -> int:
+    from worker import verify
+
+    return verify.verify(options.paths, _state_folder(options), _unit_name(options))
+
+
 def _alert(options: argparse.Namespace) -> int:
     from worker import postmortem
 
@@ -239,12 +258,6 @@ def _alert(options: argparse.Namespace) -> int:
         raise AgentError(f"'{name}' is no unit of the agent's", f"name {DEFAULT_INSTANCE} or {DEFAULT_INSTANCE}@NAME")
     config_path = f"{CONFIG_FOLDER}/{instance or 'config'}.yaml"
     return postmortem.tell(name, config_path, f"{STATE_FOLDER}/{name}", os.environ)
-
-
-def _verify(options: argparse.Namespace) -> int:
-    from worker import verify
-
-    return verify.verify(options.paths, _state_folder(options), _unit_name(options))
 
 
 def _supervise(options: argparse.Namespace) -> int:
