@@ -19,7 +19,7 @@ from worker.supervise.record import Machine
 
 CONFIG = "/etc/agent/config.yaml"
 CHECKPOINT = "/var/lib/agent/checkpoint.json"
-_STAGE = "/var/tmp/agent-supervise"
+_STAGE = "/var/lib/agent-supervise"  # not in a folder where others could have put one of that name
 _LAST = "so far, so good"
 _PATH = "PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin; export PATH\n"
 
