@@ -38,6 +38,7 @@ MESSAGE_IDS = {
     "alerted": "c919616c5723452a9080c159b68986c2",
     "waiting": "11bbb3c5561f4bdf8b3d4119e17b515b",
     "budget-spent": "747892fa52b145c0863d247706126aec",
+    "budget-raised": "04f2ce3488134d1eaa3493192b3f1897",
     "run-out-of-budget": "4698765d23b64ec0a8bf5888f7559b27",
     "state": "4671d87b5fcb4c39a12b7c709903dabd",
     "plan-changed": "19d81f544705464ab8cbcdeffe571519",

@@ -63,12 +63,12 @@ class Steward:
 
         who = request["who"]
         if "grant" in request:
-            more = grant.parse(request["grant"].split())
+            event, more = "budget-raised", grant.parse(request["grant"].split())
             done: str = self._persist(lambda: grant.grant(self._ledger, more, who))
         else:
-            said = (result or b"") if request["kept"] == "yes" else None
+            event, said = "settled", (result or b"") if request["kept"] == "yes" else None
             done = self._persist(lambda: settle.settle(self._ledger, self._places, request["settle"], said, who))
-        self._journal.event("settled", done, priority=NOTICE)
+        self._journal.event(event, done, priority=NOTICE)
         self._read()
         self._changed()
         return done
