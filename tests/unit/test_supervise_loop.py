@@ -139,6 +139,21 @@ def test_an_end_for_good_is_the_supervisors_end_too(tmp_path: Path, code: int, s
     assert "mended" in (disk / "etc/config.yaml").read_text()
 
 
+def test_somebody_is_told_once_of_an_end_that_is_not_well(tmp_path: Path) -> None:
+    """
+    With what and why; an end that is met again is not told again, a good one not at all.
+    """
+    said = f"{tmp_path}/said"
+    alert = f"alert: 'echo \"$AGENT_ALERT $AGENT_RUN $AGENT_CAUSE\" >>{said}'\n"
+    world = World(tmp_path / "w", "[ $looks -lt 2 ] || ends out-of-budget 69\n", alert + "budget: {machines: 1}\n")
+    assert world.supervise() == 69, world.said
+    told = Path(said).read_text().splitlines()
+    assert len(told) == 1 and told[0].startswith("out-of-budget "), told
+    well = World(tmp_path / "v", DONE, alert)
+    assert well.supervise() == 0, well.said
+    assert len(Path(said).read_text().splitlines()) == 1
+
+
 def test_a_machine_that_cannot_be_made_is_tried_again_under_the_same_name(tmp_path: Path) -> None:
     """
     A provider that has no room now; nothing leaks if it had made half of it.

@@ -42,7 +42,7 @@ def test_little_has_to_be_said(tmp_path: Path) -> None:
     """
     found = load(tmp_path, "config: job.yaml\nprovider: ./own.yaml\nvariables: {WHERE: /m}\n")
     assert (found.name, found.run, found.config) == ("nightly", "job", f"{tmp_path}/job.yaml")
-    assert found.budget == (10, None, None)
+    assert found.budget == (10, 168, None)
     assert math.isinf(found.limits.age)
     assert found.provider.variables == {"WHERE": "/m", "SIZE": "small"}
     assert (found.provider.timeouts["create"], found.provider.timeouts["pause"]) == (3600, 60)

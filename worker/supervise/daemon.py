@@ -5,7 +5,8 @@ import json
 import os
 from collections.abc import Callable, Mapping
 
-from worker import folder, journal
+from worker import alert, folder, journal
+from worker.alert import Alert
 from worker.errors import OK, WORK_LEFT, AgentError, ConfigError, StateError
 from worker.journal import ERROR, NOTICE, Journal
 from worker.supervise import copy, record, sandbox
@@ -17,6 +18,9 @@ from worker.supervise.record import Record, moment
 from worker.supervise.sandbox import Sandbox
 from worker.systemd import Notifier
 from worker.timespan import show
+
+# Two attempts of a minute each, and their pause.
+_TELLING = 130.0
 
 
 def run(path: str, state_folder: Callable[[str], str], environ: Mapping[str, str]) -> int:
@@ -47,16 +51,29 @@ def _supervise(settings: Sandbox, root: str, log: Journal, environ: Mapping[str,
         known = _record(settings, root)
         if not settings.shared:
             copy.load(root, settings.run)
-        supervisor = Supervisor(
-            settings, root, known, Hand(settings.provider, runner, environ), clockwork, log, notifier
-        )
+        hand = Hand(settings.provider, runner, environ)
+        supervisor = Supervisor(settings, root, known, hand, clockwork, log, notifier)
         notifier.ready("looking")
-        return supervisor.work()
+        status = supervisor.work()
+        if status != OK:
+            _tell(settings, root, supervisor.record, log, notifier, environ)
+        return status
     except Stopped:
         log.event("run-stopped", f"{settings.name}: the supervisor ends; its machines go on", priority=NOTICE)
         return WORK_LEFT
     finally:
         clockwork.close()
+
+
+def _tell(
+    settings: Sandbox, root: str, known: Record, log: Journal, notifier: Notifier, environ: Mapping[str, str]
+) -> None:
+    """Tell whom the file names that the run has not ended well, once for each such end."""
+    notifier.stopping("telling how it ended", _TELLING)  # from here on the watchdog waits as well
+    kind = {"failed": alert.FAILED, "out-of-budget": alert.OUT_OF_BUDGET}.get(known.outcome or "", alert.GAVE_UP)
+    cause = f"{settings.name}: {known.outcome} ({known.why})"
+    unit = environ.get("AGENT_UNIT", "")
+    alert.tell(Alert(kind, cause), settings.contact, root, unit, environ, log, alert.SHORT_PAUSES)
 
 
 def _make(root: str) -> str:

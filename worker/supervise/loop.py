@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable
 
-from worker import clock
+from worker import alert, clock
 from worker.errors import CONFIG, OK, OUT_OF_BUDGET, STEP_FAILED
 from worker.journal import ERROR, INFO, NOTICE, WARNING, Journal
 from worker.supervise import copy, judge, record, remote
@@ -25,7 +25,7 @@ EXIT = {"done": OK, "failed": STEP_FAILED, "out-of-budget": OUT_OF_BUDGET, "conf
 _SOON = 0.5  # until a machine that boots is asked again
 _SETTLED = 20.0  # until one that was resumed is no longer said to be stopped
 _FAULTS = 3  # times that a machine may fail to take what it needs
-_LAST_COPIES = 5  # tries at the end
+_LAST_TRIES = 5  # at what is to be had at the end
 _BACK_OFF_MAX = 600.0
 
 
@@ -46,7 +46,7 @@ class Supervisor:
         self._look_at = self._copy_at = -math.inf
         self._copy_fault = ""
         self._waiting = ""  # why a machine that boots does not answer yet
-        self._last_copies = 0
+        self._last_tries = 0
         self._unsaved = False
         self._turns: dict[str, Callable[[Machine], float]] = {
             record.CREATING: self._create,
@@ -55,6 +55,11 @@ class Supervisor:
             record.WORKING: self._work,
             record.LEAVING: self._leave,
         }
+
+    @property
+    def record(self) -> Record:
+        """What is known of the supervision."""
+        return self._record
 
     def work(self) -> int:
         """Keep the run alive until it has ended or a budget is spent; return the exit status."""
@@ -324,13 +329,15 @@ class Supervisor:
         if machine is not None:
             if known.outcome == "out-of-budget" and machine.state != record.CREATING:
                 remote.stop(self._hand, machine)
-            if machine.state in (record.WORKING, record.LEAVING) and not self._copy(machine):
-                self._last_copies += 1
-                if self._last_copies < _LAST_COPIES and known.outcome == "done":
+            copied = machine.state not in (record.WORKING, record.LEAVING) or self._copy(machine)
+            results = self._sandbox.results if known.outcome == "done" else ()
+            faults = list(remote.fetch(self._hand, machine, results))
+            if known.outcome == "done" and (faults or not copied):  # it is all there, and worth another try
+                self._last_tries += 1
+                if self._last_tries < _LAST_TRIES:
                     return self._sandbox.poll
-            if known.outcome == "done":
-                for fault in remote.fetch(self._hand, machine, self._sandbox.results):
-                    self._say("warning", f"{machine.name}: {fault}", WARNING, machine)
+            for fault in faults:
+                self._say("warning", f"{machine.name}: {fault}", ERROR, machine)
             if not (known.outcome == "done" and self._sandbox.keep) and not self._hand.do("pause", machine).ok:
                 text = f"{machine.name}: cannot be paused; see to it yourself"
                 self._say("warning", text, WARNING, machine)
@@ -350,6 +357,7 @@ class Supervisor:
         if known.outcome == "done" or spent:
             self._say("nothing-to-do", f"{known.run}: {known.outcome} ({spent or known.why})", INFO)
             return
+        alert.forget_told(self._root)
         known = known._replace(outcome=None, concluded=False, why="")
         last = known.machines[-1] if known.machines else None
         if last is not None and last.state == record.PAUSED and last.why in EXIT:

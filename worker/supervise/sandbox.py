@@ -9,7 +9,8 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from worker import config, schema, yamlfile
+from worker import config, contact, schema, yamlfile
+from worker.contact import Contact, Ping
 from worker.errors import ConfigError, Mark, Problem, quote
 from worker.schema import Source, Table, Wrong
 from worker.supervise.judge import Budget, Limits
@@ -18,7 +19,8 @@ from worker.yamlfile import Mapping, Node, Scalar, Sequence
 
 SHIPPED = os.path.join(os.path.dirname(__file__), "providers")
 _LONGEST_NAME = 40  # it becomes a part of machines' names, which are host names
-_MACHINES = 10  # a run that nobody watches must have an end
+# A run that nobody watches must have an end.
+_MACHINES, _HOURS = 10, 168.0
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NOT_OURS = ("PATH", "HOME", "USER", "SHELL", "IFS", "ENV")
@@ -44,6 +46,7 @@ class Sandbox(NamedTuple):
     boot: float  # how long a machine may take until it answers
     fence: float
     keep: bool  # leave the machine running at the end
+    contact: Contact  # whom to tell if it does not end well
 
 
 def load(path: str) -> Sandbox:
@@ -74,7 +77,7 @@ def load(path: str) -> Sandbox:
         files=top.get("files", ()),
         results=top.get("results", ()),
         setup=top.get("setup", ""),
-        budget=Budget(**{"machines": _MACHINES} | top.get("budget", {})),
+        budget=Budget(**{"machines": _MACHINES, "hours": _HOURS} | top.get("budget", {})),
         limits=Limits(
             stale=top.get("stale", 600.0),
             age=top.get("limit") or math.inf,
@@ -87,6 +90,7 @@ def load(path: str) -> Sandbox:
         boot=top.get("boot", 300.0),
         fence=top.get("fence", 300.0),
         keep=top.get("at_end") == "keep",
+        contact=Contact(settings.run, top.get("alert"), os.path.dirname(path), top.get("ping", Ping())),
     )
 
 
@@ -255,6 +259,8 @@ _SANDBOX: Table = {
     "fence": schema.span,
     "unanswered": schema.integer,
     "restarts": schema.integer,
+    "alert": contact.read_alert,
+    "ping": contact.read_ping,
     "at_end": schema.choice("stop", "keep"),
 }
 _PROVIDER: Table = {"variables": _variables, "commands": _commands, "timeouts": _timeouts}
