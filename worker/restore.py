@@ -15,6 +15,7 @@ from typing import IO, NamedTuple
 
 from worker import checkpoint, clock, config, folder, member, outside, recovery, schema, swap
 from worker import unit as units
+from worker.budget import GRANTED, USED
 from worker.checkpoint import CheckpointError
 from worker.errors import AgentError, ConfigError, StateError, StateHeld
 from worker.folder import Places
@@ -187,6 +188,7 @@ def _restore(
             raise StateError(f"{source.name}: it does not say of which run it is", "nothing was changed")
         if not force:
             _check(found, places, listed)
+        _keep_budget(store, places)
         _keep_results(store, places, staged)
         leftovers = _leftovers(places)
         if source.main is not None or not written:
@@ -265,6 +267,18 @@ def _here(places: Places, run: str) -> Iterator[Known]:
         if len(found) == 2 and found[0].run == found[1].run:
             found = [found[0].join(found[1])]
         yield from found
+
+
+def _keep_budget(store: SqliteLedger, places: Places) -> None:
+    """Let what the run has used, and was granted, be no less than is known here."""
+    names = (*USED.values(), *GRANTED.values())
+    with (
+        contextlib.suppress(FileNotFoundError, LedgerCorrupt, StateError),
+        contextlib.closing(SqliteLedger.open(places.ledger, read_only=True)) as here,
+    ):
+        if here.fact("run") == store.fact("run"):
+            known = {name: (here.fact(name) or "0", store.fact(name) or "0") for name in names}
+            store.note({name: mine for name, (mine, its) in known.items() if float(mine) > float(its)})
 
 
 def _keep_results(store: SqliteLedger, places: Places, staged: Places) -> None:

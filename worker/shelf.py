@@ -13,7 +13,7 @@ import os
 from worker import files
 from worker.folder import Places
 
-_PARTS = ("out", "steps", "log", "checkpoint.json", "ledger.db-wal", "ledger.db-shm", "ledger.db")
+_PARTS = ("ended", "out", "steps", "log", "checkpoint.json", "ledger.db-wal", "ledger.db-shm", "ledger.db")
 
 
 def put_away(places: Places, run: str) -> None:

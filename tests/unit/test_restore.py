@@ -179,6 +179,19 @@ def test_what_is_newer_here_is_not_overwritten_unless_forced(stopped: Worker, tm
     assert stopped.matching("started") == ["s@3: started, attempt 2", "s@4: started"]
 
 
+def test_an_older_copy_gives_no_budget_back(stopped: Worker) -> None:
+    """
+    What was used, and granted, since it was made stays so; what the copy knows more of is taken from there.
+    """
+    file = export(stopped, "checkpoint.json")
+    with contextlib.closing(SqliteLedger.open(f"{stopped.state}/ledger.db")) as store:
+        store.add({"used_restarts": 3, "used_hours": 1.5, "granted_spend": 5})
+    assert agentctl("restore", file, "--state", stopped.state).returncode == 0
+    with contextlib.closing(SqliteLedger.open(f"{stopped.state}/ledger.db", read_only=True)) as store:
+        assert [float(store.fact(name) or 0) for name in ("used_restarts", "granted_spend")] == [3, 5]
+        assert float(store.fact("used_hours") or 0) > 1.5
+
+
 def test_newer_failures_count_as_newer_too(worker: MakeWorker) -> None:
     """
     Otherwise a restore would give a step new attempts.  The file of now is taken without a word.
