@@ -10,6 +10,8 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from itertools import compress
+from operator import ne
 from typing import Any, NamedTuple
 
 from worker import __version__, clock, files
@@ -17,12 +19,14 @@ from worker.budget import GRANTED, USED
 from worker.journal import NOTICE, Journal
 from worker.ledger import DONE, Ledger, Row, StorageFull
 from worker.ledger.effects import Effect
+from worker.ledger.sqlite import SqliteLedger
 
 FORMAT = 2
 _READABLE = (1, 2)  # format 1 had no effects
 # Outputs travel in the checkpoint while they are small and few; the ledger and out/ have all of them.
 _OUTPUT_MAX = 4 * 1024
 _OUTPUTS_MAX = 8 * 1024 * 1024
+_BATCH = 1000  # attempts in one piece
 # A write may cost at most this share of the time, and is never more than this late.
 _SHARE = 0.05
 _LATE = 1.0
@@ -68,21 +72,36 @@ def chunks(run: str, ledger: Ledger) -> Iterator[bytes]:
     for effect in ledger.effects.all():
         yield b"\n" + _encode(_effect_entry(effect)).encode() + b","
     yield b'\n{}],\n"attempts": ['
-    room = 0 if ledger.shared else _OUTPUTS_MAX  # on a server there they are, one question each
-    batch: list[bytes] = []
-    for row in ledger.rows():
-        entry = {name: value for name, value in row._asdict().items() if value != _DEFAULT_VALUES[name]}
-        if row.outcome == DONE and 0 < row.output_size <= min(_OUTPUT_MAX, room):
-            output = ledger.output(row.seq)
-            if output is not None:
-                room -= row.output_size
-                entry.update(_packed(output))
-        batch.append(b"\n" + _encode(entry).encode())
-        if len(batch) == 1000:
-            yield b",".join(batch) + b","
+    batch: list[dict[str, object]] = []
+    for entry in _entries(ledger):
+        batch.append(entry)
+        if len(batch) == _BATCH:
+            yield _lines(batch) + b","
             batch = []
     # An empty object ends the list, so that no line needs to know whether it is the last one.
-    yield b",".join([*batch, b"\n{}"]) + _END
+    yield b",".join([*([_lines(batch)] if batch else []), b"\n{}"]) + _END
+
+
+def _entries(ledger: Ledger) -> Iterator[dict[str, object]]:
+    """Yield the attempts, each with what is not as usual, and with its result as far as there is room."""
+    # On a server there they are, one question each.
+    results = ledger.results(_OUTPUT_MAX) if isinstance(ledger, SqliteLedger) else iter(())
+    room = 0 if ledger.shared else _OUTPUTS_MAX
+    for row in ledger.rows():
+        entry: dict[str, object] = dict(compress(zip(Row._fields, row, strict=True), map(ne, row, _USUAL)))
+        if row.outcome == DONE and 0 < row.output_size <= min(_OUTPUT_MAX, room):
+            # One question for all of them, but for the last few: those that there is no room for are not read.
+            output = next(results, None) if room >= _OUTPUT_MAX else ledger.output(row.seq)
+            if output is not None:
+                room -= row.output_size
+                entry |= _packed(output)
+        yield entry
+
+
+def _lines(entries: list[dict[str, object]]) -> bytes:
+    """Return attempts as JSON, one a line; encoding them one by one takes twice as long."""
+    # No string can have this in it: a quotation mark inside has a backslash before it.
+    return b"\n" + _encode(entries)[1:-1].replace('}, {"seq": ', '},\n{"seq": ').encode()
 
 
 def _effect_entry(effect: Effect) -> dict[str, object]:
@@ -221,6 +240,7 @@ _DEFAULT_VALUES: dict[str, object] = dict.fromkeys(Row._fields) | {
     "key": "",
     "worker": "",
 }
+_USUAL = tuple(_DEFAULT_VALUES[name] for name in Row._fields)
 
 
 class Keeper:

@@ -9,7 +9,7 @@ from tests.plans import ENDED
 from worker import checkpoint, clock
 from worker.checkpoint import CheckpointError, Keeper
 from worker.journal import Journal
-from worker.ledger import Claim
+from worker.ledger import DONE, FAILED, Claim, Row
 from worker.ledger.sqlite import SqliteLedger
 
 
@@ -40,6 +40,42 @@ def test_what_was_written_comes_back(tmp_path: Path, steps: int) -> None:
     assert [row for row, _ in attempts] == list(store.rows())
     assert [output for _, output in attempts] == [f"step-{n}".encode() for n in range(steps)]
     assert json.loads(Path(path).read_bytes())["run"] == "demo"
+    store.close()
+
+
+NASTY = '"}, {"seq": 1, "step": "x"}, {"seq": \\" \n \x7f é \u2028 \U0001f600 {'
+
+
+@pytest.mark.parametrize("room", [8 * 1024 * 1024, 9000, 4096, 4095, 5, 0])
+def test_each_attempt_is_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """
+    Byte for byte what the encoder makes of each attempt alone, whatever stands in it; the results that there is room
+    for travel along, the earlier ones first.
+    """
+    monkeypatch.setattr(checkpoint, "_OUTPUTS_MAX", room)
+    outputs = [b"", b"small", b"x" * 4096, b"\xff\0", None, NASTY.encode(), b"x" * 4097, b"y" * 4000]
+    rows = [
+        (Row(n, f"s@{n}", 1, NASTY, n / 7, "boot", outcome, n % 2 == 0, outcome == FAILED, cause, status, n / 3,
+             1e300 * (n % 3), 0.0, 0.0, 1e-9, NASTY if n % 5 else "", size, 0, n % 4 == 0, cause), output)
+        for n in range(1, 2003)
+        for outcome, cause, status in [((DONE, "", 0), (FAILED, NASTY, None), (DONE, NASTY, 0))[n % 3]]
+        for output in [outputs[n % len(outputs)]]
+        for size in [9 if output is None else len(output)]
+    ]  # fmt: skip
+    store = SqliteLedger.create(str(tmp_path / "ledger.db"), rows, {"run": "demo"})
+    expected, left = [], room
+    for row, (_, output) in zip(store.rows(), rows, strict=True):
+        usual = checkpoint._DEFAULT_VALUES
+        entry: dict[str, object] = {name: value for name, value in row._asdict().items() if value != usual[name]}
+        if row.outcome == DONE and output and len(output) <= min(4096, left):
+            entry |= checkpoint._packed(output)
+            left -= len(output)
+        expected.append(json.dumps(entry, ensure_ascii=False))
+
+    found = b"".join(checkpoint.chunks("demo", store)).decode()
+
+    same = found.partition('"attempts": [\n')[2] == ",\n".join([*expected, "{}"]) + "\n]}\n"
+    assert same, "compared outside of the assertion, which would look for the difference for minutes"
     store.close()
 
 

@@ -219,6 +219,13 @@ class SqliteLedger:
             found = self._db.execute("SELECT output FROM attempts WHERE seq = ?", (seq,)).fetchone()
         return None if found is None else found[0]
 
+    def results(self, most: int) -> Iterator[bytes | None]:
+        """Yield the inline output of each attempt that is done and printed up to `most` bytes, oldest first."""
+        with errors():
+            small = "outcome = ? AND output_size BETWEEN 1 AND ?"
+            found = self._db.execute(f"SELECT output FROM attempts WHERE {small} ORDER BY seq", (DONE, most))
+            yield from (output for (output,) in found)
+
     def log(self, seq: int) -> bytes:
         with errors():
             found = self._db.execute("SELECT log FROM attempts WHERE seq = ?", (seq,)).fetchone()
