@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import postgres
+from tests.loop import Loop
 from tests.support import Worker
 from tests.surroundings import Surroundings
 
@@ -27,6 +28,14 @@ def worker(tmp_path: Path) -> Iterator[MakeWorker]:
     yield make
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    """A loop for errands; those that are under way at the end are ended."""
+    found = Loop(tmp_path)
+    yield found
+    found.close()
 
 
 @pytest.fixture

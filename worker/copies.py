@@ -9,11 +9,10 @@ import contextlib
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from worker import checkpoint, clock, files, process
+from worker import checkpoint, clock, errands, files, process
 from worker.checkpoint import CheckpointError
 from worker.config import Copy
 from worker.errands import Errands, Report
@@ -28,10 +27,6 @@ _RARELY = 3600.0
 _HURRY = 5.0
 # From then on people are told what the worker waits for at its end.
 _PATIENT = 2.0
-# Isolated (-I): the environment, which is the command's, decides nothing about our own program.
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker import snapshot; snapshot.main(sys.argv[2:])"
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_SNAPSHOT = (sys.executable, "-I", "-c", _BOOT, _ROOT)
 
 
 class Record(NamedTuple):
@@ -161,7 +156,7 @@ class Copies:
         if self._places.secrets is not None:
             env["CREDENTIALS_DIRECTORY"] = self._places.secrets
         source = self._places.checkpoint if self._shared else self._places.ledger
-        argv = [*_SNAPSHOT, here, self._places.run, source, *_command(copy, names)]
+        argv = [*errands.program("snapshot"), here, self._places.run, source, *_command(copy, names)]
         try:
             self._errands.start(_ERRAND, argv, env, self._cwd, copy.timeout, self._done)
         except (process.SpawnError, OSError) as exc:

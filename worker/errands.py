@@ -1,14 +1,15 @@
 """Errands: commands of the worker's own, beside the steps: a copy, an alert, a ping.
 
 They run while the loop goes on, and nothing waits for them but what must.  One that takes too long is ended with all
-that it has started; so are all of them when the worker ends, and what a worker that died has left of them before the
-next one sends out its first.
+that it has started; so are all of them when the worker ends, and what a worker that died has left of them when the
+next one begins, or sends out its first.
 """
 
 import contextlib
 import math
 import os
 import signal
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,16 @@ _READ = 64 * 1024
 _GRACE = 1.0
 # In the environment of each: of which worker it is, and its name.
 _OWNER, _NAME = "AGENT_ERRAND_OF", "AGENT_ERRAND"
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker import {0}; {0}.main(sys.argv[2:])"
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def program(module: str) -> tuple[str, ...]:
+    """Return the words that call main() of a module of ours with the words that come after them.
+
+    Isolated (-I): the environment, which may be a command's, decides nothing about our own program.
+    """
+    return (sys.executable, "-I", "-c", _BOOT.format(module), _ROOT)
 
 
 class Report(NamedTuple):
@@ -120,7 +131,8 @@ class Errands:
             self._close(errand, ended[pid])
 
     def begin(self) -> None:
-        pass
+        if self._first:
+            self._end_leftovers()
 
     def changed(self) -> None:
         pass

@@ -1,49 +1,13 @@
 """Errands: commands of the worker's own run beside the loop, and nothing of them outlives what it is for."""
 
 import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.loop import Loop
 from tests.support import alive
-from worker import clock, process
-from worker.errands import Errands, Report
-from worker.events import Events, Signals
-
-ENV = {"PATH": process.DEFAULT_PATH}
-
-
-class Loop:
-    """As much of the worker's loop as errands need."""
-
-    def __init__(self, owner: Path) -> None:
-        self.events = Events()
-        self.errands = Errands(self.events, self.wait, str(owner))
-        self.reports: list[Report] = []
-        self._signals = Signals(self.events, [signal.SIGCHLD], lambda _: self.errands.on_exits(process.reap()))
-
-    def wait(self, until: float) -> None:
-        self.events.handle(self.events.poll(max(0.0, until - clock.monotonic())))
-
-    def send(self, *argv: str, timeout: float = 60.0, name: str = "copy") -> int:
-        return self.errands.start(name, argv, ENV, "/", timeout, self.reports.append).pid
-
-    def finish(self) -> Report:
-        assert self.errands.wait(clock.monotonic() + 60.0, "copy")
-        return self.reports[-1]
-
-    def close(self) -> None:
-        self.errands.close()
-        self._signals.close()
-
-
-@pytest.fixture
-def loop(tmp_path: Path) -> Iterator[Loop]:
-    found = Loop(tmp_path)
-    yield found
-    found.close()
+from worker import process
 
 
 def test_a_report_has_the_status_and_the_end_of_what_was_printed(loop: Loop) -> None:
