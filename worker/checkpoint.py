@@ -1,13 +1,11 @@
 """checkpoint.json: the run in one portable file, always whole, enough to go on from on another machine.
 
-Written from the ledger, atomically.  A long step's end is in it at once; bursts of short steps share
-a write, so that a list of 100,000 steps does not rewrite 100,000 lines for each of them.  One
-attempt a line, so that it can be read with `grep` as well.
+Written from the ledger, atomically; when, is the keeper's to say.  One attempt a line, so that it can be read with
+`grep` as well.
 """
 
 import base64
 import json
-import math
 import re
 from collections.abc import Iterator
 from itertools import compress
@@ -16,8 +14,7 @@ from typing import Any, NamedTuple
 
 from worker import __version__, clock, files
 from worker.budget import GRANTED, USED
-from worker.journal import NOTICE, Journal
-from worker.ledger import DONE, Ledger, Row, StorageFull
+from worker.ledger import DONE, Ledger, Row
 from worker.ledger.effects import Effect
 from worker.ledger.sqlite import SqliteLedger
 
@@ -27,9 +24,6 @@ _READABLE = (1, 2)  # format 1 had no effects
 _OUTPUT_MAX = 4 * 1024
 _OUTPUTS_MAX = 8 * 1024 * 1024
 _BATCH = 1000  # attempts in one piece
-# A write may cost at most this share of the time, and is never more than this late.
-_SHARE = 0.05
-_LATE = 1.0
 
 _END = b"\n]}\n"
 # Of the facts about a run, those that it needs to go on elsewhere: what is used of its budget is used.
@@ -241,51 +235,3 @@ _DEFAULT_VALUES: dict[str, object] = dict.fromkeys(Row._fields) | {
     "worker": "",
 }
 _USUAL = tuple(_DEFAULT_VALUES[name] for name in Row._fields)
-
-
-class Keeper:
-    """Keeps checkpoint.json up to date without costing more than a small share of the time."""
-
-    def __init__(self, path: str, run: str, ledger: Ledger, journal: Journal) -> None:
-        self._journal = journal
-        self._fails = False
-        self._path = path
-        self._run = run
-        self._ledger = ledger
-        self._stale = False
-        self._not_before = -math.inf
-
-    def begin(self) -> None:
-        pass
-
-    def changed(self) -> None:
-        """Note that the ledger knows more than the file."""
-        self._stale = True
-
-    def due_at(self) -> float:
-        """Return when to write (monotonic clock); inf while the file is up to date."""
-        return self._not_before if self._stale else math.inf
-
-    def keep(self, now: float) -> None:
-        """Write if that is due at `now`.  If it fails the ledger still has everything: say so once, try later."""
-        if now < self.due_at() or not self._stale:
-            return
-        began = clock.monotonic()
-        try:
-            write(self._path, self._run, self._ledger)
-        except (OSError, StorageFull) as exc:
-            if not self._fails:
-                reason = exc.strerror if isinstance(exc, OSError) else exc
-                text = f"{self._path}: cannot be written ({reason}); trying again, the ledger is current"
-                self._journal.warning(text)
-            self._fails = True
-        else:
-            if self._fails:
-                self._journal.event("state", f"{self._path}: written again", priority=NOTICE)
-            self._stale = self._fails = False
-        ended = clock.monotonic()
-        self._not_before = ended + max(_LATE, (ended - began) / _SHARE)
-
-    def conclude(self, finished: str) -> None:
-        """Write what the file lacks, however soon after the last time."""
-        self.keep(math.inf)

@@ -27,21 +27,42 @@ def replace(path: str, chunks: Iterable[bytes], mode: int = 0o640) -> None:
     target = os.path.realpath(path)
     temp = _temp_name(target)
     try:
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        try:
-            for chunk in chunks:
-                write_all(fd, chunk)
-            points.at("file-written")
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        points.at("file-synced")
+        _write(temp, os.O_TRUNC, chunks, mode)
         _rename(temp, target)
     except BaseException:
         _unlink(temp)
         raise
     points.at("file-renamed")
     sync_folder(os.path.dirname(target))  # without this a power cut can undo the rename
+
+
+def prepare(path: str, chunks: Iterable[bytes], mode: int = 0o640) -> None:
+    """Write what is to take the place of the file at `path` to `prepared(path)`, durably.
+
+    For a process that does not hold the folder's lock: whoever does looks at it, and calls `place`.  If another one
+    is still at it, that one's file has no name any more.  Raises OSError with no file left.
+    """
+    temp = prepared(path)
+    _unlink(temp)
+    try:
+        _write(temp, os.O_EXCL, chunks, mode)
+    except BaseException:
+        _unlink(temp)
+        raise
+
+
+def prepared(path: str) -> str:
+    """Return where that lies."""
+    folder, name = os.path.split(os.path.realpath(path))
+    return os.path.join(folder, f".{name}.next")
+
+
+def place(path: str) -> None:
+    """Let what was prepared take the place of the file at `path`, as in `replace`."""
+    target = os.path.realpath(path)
+    _rename(prepared(path), target)
+    points.at("file-renamed")
+    sync_folder(os.path.dirname(target))
 
 
 def publish(path: str, data: bytes, mode: int = 0o640) -> None:
@@ -134,6 +155,18 @@ def _renew_empty(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _write(path: str, flag: int, chunks: Iterable[bytes], mode: int) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | flag | os.O_CLOEXEC, mode)
+    try:
+        for chunk in chunks:
+            write_all(fd, chunk)
+        points.at("file-written")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    points.at("file-synced")
 
 
 def _temp_name(path: str) -> str:

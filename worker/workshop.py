@@ -8,7 +8,6 @@ from worker import environment
 from worker.attempt import Attempt
 from worker.awake import Awake
 from worker.cgroup import Tree
-from worker.checkpoint import Keeper
 from worker.companions import Companions
 from worker.config import Config
 from worker.copies import Copies
@@ -19,6 +18,7 @@ from worker.events import Events
 from worker.folder import Places
 from worker.herald import Herald
 from worker.journal import Journal
+from worker.keeper import Keeper
 from worker.ledger import Ledger, Server
 from worker.meter import Meter
 from worker.orders import STOPPED, Orders
@@ -104,7 +104,7 @@ class Workshop:
 
     def _accompanied(self, environ: Mapping[str, str]) -> Companions:
         """Return what accompanies the run, those that others rely on first; a sandbox may sleep after the last one."""
-        keeper = Keeper(self.places.checkpoint, self.places.run, self.ledger, self.journal)
+        keeper = Keeper(self.places.checkpoint, self.places.run, self.ledger, self.errands, self.journal)
         herald = Herald(
             lambda: self.list.settings.contact, self.places, self.ledger, self.running, self.meter.state,
             self.errands, environ, self.journal,

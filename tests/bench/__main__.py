@@ -18,13 +18,15 @@ from pathlib import Path
 
 from tests.bench import peers
 from tests.support import ROOT, Worker
-from worker import process
+from worker import checkpoint, process
+from worker.companions import Companion
 from worker.config import Copy
 from worker.copies import Copies
 from worker.errands import Errands
 from worker.events import Events, Signals
 from worker.folder import Places
 from worker.journal import Journal
+from worker.keeper import Keeper
 from worker.ledger import DONE, Claim, Ending, Row
 from worker.ledger.sqlite import SqliteLedger
 
@@ -35,7 +37,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="agent-bench-", dir=os.environ.get("AGENT_BENCH_DIR", "/var/tmp")))
     try:
         bench_ledger(folder)
-        bench_copy(folder)
+        bench_beside(folder)
         bench_steps(folder)
         bench_naive(folder)
         bench_parallel(folder)
@@ -75,14 +77,14 @@ def bench_ledger(folder: Path) -> None:
         print(f" ledger: claim and commit {ratio:.2f} x one durable transaction (redo: {redo})", flush=True)
 
 
-def bench_copy(folder: Path) -> None:
-    """A copy of a run of 100,000 steps: the time of the worker's loop, and the child's beside cp and fsync."""
-    place = folder / "copy"
+def bench_beside(folder: Path) -> None:
+    """What is made beside a run of 100,000 steps: the time of the loop, and the child's beside cp and fsync."""
+    place = folder / "beside"
     (place / "copy").mkdir(parents=True)
     rows = [
         (Row(n, f"s@{n}", 1, "0123456789abcdef", 1.0, "boot", DONE, *_ENDED), b"a result\n") for n in range(1, 100_001)
     ]
-    SqliteLedger.create(str(place / "ledger.db"), rows, {"run": "list"}).close()
+    ledger = SqliteLedger.create(str(place / "ledger.db"), rows, {"run": "list"})
     loop: list[float] = []
     events = Events()
 
@@ -96,21 +98,31 @@ def bench_copy(folder: Path) -> None:
     wanted, places = Copy(0.0, ("true",), 600.0), Places("list", str(place), str(place))
     journal = Journal("list", lambda *_: None)
     copies = Copies(lambda: wanted, places, False, "/", os.environ, errands, journal, lambda: False)
-    ours: list[float] = []
-    theirs: list[float] = []
-    for _ in range(5):
-        copies.changed()
-        with peers.stopwatch(ours):
-            with peers.stopwatch(loop):
-                copies.keep(time.monotonic())
-            errands.wait(time.monotonic() + 600.0, "copy")
-        with peers.stopwatch(theirs):
-            subprocess.run(["sh", "-c", f"cp {place}/ledger.db {place}/plain && sync {place}/plain"], check=True)
+    keeper = Keeper(places.checkpoint, "list", ledger, errands, journal)
+    _beside("copy", copies, errands, loop, place)
+    _beside("checkpoint", keeper, errands, loop, place)
     signals.close()
     assert (found := copies.describe()) is not None and found["revision"] == 200_000, found
+    assert checkpoint.header(places.checkpoint).revision == 200_000
+    ledger.close()
+
+
+def _beside(name: str, companion: Companion, errands: Errands, loop: list[float], place: Path) -> None:
+    """Time what a companion makes in an errand of that name; `loop` is where the loop's own time is counted."""
+    ours: list[float] = []
+    theirs: list[float] = []
+    loop.clear()
+    for _ in range(5):
+        companion.changed()
+        with peers.stopwatch(ours):
+            with peers.stopwatch(loop):
+                companion.keep(time.monotonic() + 3600.0)
+            errands.wait(time.monotonic() + 600.0, name)
+        with peers.stopwatch(theirs):
+            subprocess.run(["sh", "-c", f"cp {place}/ledger.db {place}/plain && sync {place}/plain"], check=True)
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
     print(
-        f"   copy: 100,000 steps cost the loop {sum(loop) / 5 * 1e3:.1f} ms; in the background "
+        f"{name:>7}: 100,000 steps cost the loop {sum(loop) / 5 * 1e3:.1f} ms; in the background "
         f"{statistics.median(ours):.1f} s, {ratio:.1f} x cp and fsync of the ledger",
         flush=True,
     )

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.plans import ENDED
-from worker import checkpoint, clock
-from worker.checkpoint import CheckpointError, Keeper
-from worker.journal import Journal
+from worker import checkpoint
+from worker.checkpoint import CheckpointError
 from worker.ledger import DONE, FAILED, Claim, Row
 from worker.ledger.sqlite import SqliteLedger
 
@@ -100,21 +99,3 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> Non
         checkpoint.header(str(path))
     with pytest.raises(CheckpointError):
         checkpoint.load(str(path))
-
-
-def test_bursts_share_a_write_and_a_lone_step_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    The first change is due at once; the next at the earliest a second later.
-    """
-    now = [100.0]
-    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
-    store = ledger_with(tmp_path, 1)
-    keeper = Keeper(str(tmp_path / "checkpoint.json"), "demo", store, Journal("demo", lambda *_: None))
-    assert keeper.due_at() == float("inf")
-    keeper.changed()
-    assert keeper.due_at() <= now[0]
-    keeper.keep(now[0])
-    assert keeper.due_at() == float("inf")
-    keeper.changed()
-    assert keeper.due_at() == 101.0
-    store.close()
