@@ -370,7 +370,7 @@ class Attempt:
             at_once=self._exit != 0 or self._limit is not None or self._interrupted_by is not None
         ):
             return  # its result waits for space on the disk
-        self._on_messages()  # what it said last, as its last output
+        self._on_messages(to_the_end=True)  # what it said last, as its last output
         by_itself = not self._limit and not self._interrupted_by
         self._programs.ended(self._program, self._exit, by_itself)
         if self._program.name == CHECK and self._exit == 1 and by_itself:  # it had not happened
@@ -453,8 +453,8 @@ class Attempt:
 
     # -- what the step says
 
-    def _on_messages(self) -> None:
-        for sign, pid in self.slot.socket.receive():
+    def _on_messages(self, to_the_end: bool = False) -> None:
+        for sign, pid in self.slot.socket.receive(to_the_end):
             if self._family.holds(pid):
                 self.said.take(sign, self.limits, self._best, self._events.now)
                 self.save()  # it says it but once

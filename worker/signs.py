@@ -26,8 +26,14 @@ _BARRIERS_MAX = 64
 _FDS_MAX = 253  # SCM_MAX_FD of the kernel
 _CONTROL_MAX = socket.CMSG_SPACE(_FDS_MAX * _INT) + socket.CMSG_SPACE(3 * _INT)
 _FLAGS = socket.MSG_CMSG_CLOEXEC
-_PROGRESS = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:/([0-9]+(?:\.[0-9]+)?))?")
-_NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
+# Bounded, as is every sum of them: infinity less infinity would be no number, which no limit holds.
+_AMOUNT = r"[0-9]{1,18}(?:\.[0-9]{1,18})?"
+_PROGRESS = re.compile(rf"({_AMOUNT})(?:/({_AMOUNT}))?")
+_NUMBER = re.compile(_AMOUNT)
+# A step that never stops talking is heard so much at a time; the others, and their limits, have their turn.
+_AT_A_TIME = 64
+# More than wait in any queue (net.unix.max_dgram_qlen) of a step that has ended.
+_TO_THE_END = 8192
 
 
 class Sign(NamedTuple):
@@ -85,14 +91,16 @@ class NotifySocket:
         except OSError:
             return False
 
-    def receive(self) -> Iterator[tuple[Sign, int]]:
+    def receive(self, to_the_end: bool = False) -> Iterator[tuple[Sign, int]]:
         """Yield the messages that have come, oldest first, each with its sender's pid; never blocks.
+
+        It is some of them if there are many, unless nobody is left who could send more (`to_the_end`).
 
         The pid is the kernel's word (SCM_CREDENTIALS, unix(7)); 0 if it could not tell.  File descriptors
         that came with them are kept until `release`: whoever sent them waits for that (`BARRIER=1`,
         sd_notify_barrier(3)).
         """
-        while True:
+        for _ in range(_TO_THE_END if to_the_end else _AT_A_TIME):
             try:
                 data, control, _flags, _address = self._socket.recvmsg(_MESSAGE_MAX, _CONTROL_MAX, _FLAGS)
             except (BlockingIOError, InterruptedError):

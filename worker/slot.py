@@ -69,7 +69,7 @@ class Slot:
 
     def clear(self, folder: str) -> None:
         """Take an empty folder back, and forget what the step said and wrote; what it keeps stays."""
-        for _late in self.socket.receive():
+        for _late in self.socket.receive(to_the_end=True):
             pass
         self.socket.release()
         self.output.restart()

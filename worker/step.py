@@ -34,6 +34,7 @@ AGAIN = 75  # EX_TEMPFAIL: "not now", or with new progress or saved state "start
 # How long the worker may take to accept a message, and to have read those that were sent.
 _PATIENCE = 1.0
 _STATUS_MAX = 1024
+_TOO_MUCH = 1e18  # the worker would take it for nonsense
 _socket_kept: _socket.socket | None = None
 
 
@@ -237,8 +238,8 @@ def _status(text: str) -> str:
 
 
 def _decimal(number: float) -> str:
-    if not 0 <= number < float("inf"):
-        raise ValueError(f"{number!r} is not a number from 0 up")
+    if not 0 <= number < _TOO_MUCH:
+        raise ValueError(f"{number!r} is not a number from 0 up, or too large")
     return f"{number:.9f}".rstrip("0").rstrip(".")
 
 

@@ -25,6 +25,8 @@ from worker.signs import Limits, NotifySocket, Sign, parse
         (b"X_AGENT_PROGRESS=many", Sign()),
         (b"X_AGENT_SPEND=0.12\nX_AGENT_RETRY_AFTER=120", Sign(spend=0.12, retry_after=120.0)),
         (b"X_AGENT_SPEND=-1\nX_AGENT_RETRY_AFTER=soon", Sign()),
+        (b"X_AGENT_SPEND=" + b"9" * 400, Sign()),  # infinity to a float: no budget could count with it
+        (b"X_AGENT_PROGRESS=" + b"9" * 400, Sign()),
         (b"EXTEND_TIMEOUT_USEC=5000000", Sign(extend=5.0)),
         (b"WATCHDOG=0", Sign(False, None)),
         (b"WATCHDOG=trigger", Sign(False, None)),
@@ -60,6 +62,23 @@ def test_descriptors_that_come_along_are_closed_once_what_was_said_is_settled(tm
     sender.close()
     listening.close()
     assert not os.path.exists(path)
+
+
+
+def test_a_step_that_never_stops_talking_is_heard_a_little_at_a_time(tmp_path: Path) -> None:
+    """
+    Else the worker would listen to it alone, and no limit of the other steps would hold.
+    """
+    path = str(tmp_path / "notify")
+    listening = NotifySocket(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(path)
+        sender.send(b"WATCHDOG=1")
+        for heard, _message in enumerate(listening.receive()):
+            assert heard < 1000
+            sender.send(b"WATCHDOG=1")  # there is always one more
+    assert len(list(listening.receive())) == 1, "what has come is not lost"
+    listening.close()
 
 
 def test_a_socket_left_by_a_dead_worker_is_replaced(tmp_path: Path) -> None:
