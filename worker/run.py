@@ -177,8 +177,13 @@ class Run:
 
     def _upcoming(self) -> decide.Next:
         """Return what to do next: nothing new once the worker ends, or the budget is spent while work is left."""
+        spent = self._meter.state().spent()
+        if self._orders.ending == OUT_OF_BUDGET and not spent:
+            self._orders.ending = None  # steps that were asked to end do so, and are begun again
+            text = f"run {self._places.run}: the budget has been raised; going on"
+            self._journal.event("state", text, priority=NOTICE)
         upcoming = decide.Next([]) if self._orders.ending else self._decide()
-        if self._orders.ending or upcoming.finished is not None or not (spent := self._meter.state().spent()):
+        if self._orders.ending or upcoming.finished is not None or not spent:
             return upcoming
         text = f"run {self._places.run}: the budget is spent, {spent}; ending the steps"
         self._journal.event("budget-spent", text, priority=ERROR)

@@ -205,3 +205,28 @@ tasks:
     assert "1 more spend" in capsys.readouterr().out
     (w.state / "work/go").touch()
     assert w.wait() == 0
+
+
+def test_a_grant_that_comes_while_the_steps_are_being_ended_lets_the_run_go_on(worker: MakeWorker) -> None:
+    """
+    Nobody has to start it again, and nobody is told of a budget that is not spent.
+    """
+    w = worker(f"""
+budget: {{spend: 1}}
+alert: touch told
+tasks:
+  - id: a
+    run: |
+      test ! -e saved || exit 0
+      trap 'echo ends >&2; while ! test -e go; do sleep 0.02; done; touch saved; exit 1' TERM
+      {SPEND} 1
+      sleep 600 & wait
+  - {{id: b, run: 'true'}}
+""")
+    w.start().until("ends")
+    assert add(w, "spend=1") == 0
+    w.until("the budget has been raised; going on")
+    (w.state / "work/go").touch()
+    assert w.wait() == 0
+    assert [row.outcome for row in w.rows()] == ["interrupted", "done", "done"]
+    assert not (w.config.parent / "told").exists()

@@ -64,7 +64,6 @@ def test_descriptors_that_come_along_are_closed_once_what_was_said_is_settled(tm
     assert not os.path.exists(path)
 
 
-
 def test_a_step_that_never_stops_talking_is_heard_a_little_at_a_time(tmp_path: Path) -> None:
     """
     Else the worker would listen to it alone, and no limit of the other steps would hold.
