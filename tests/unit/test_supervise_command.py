@@ -109,6 +109,16 @@ def test_a_program_that_is_missing_is_a_failure_and_no_exception(tmp_path: Path)
     assert "no-such-program" in answer.fault()
 
 
+@pytest.mark.parametrize("word", ["a\0b", "x" * 200_000])
+def test_words_that_no_command_can_have_are_a_failure_and_no_exception(tmp_path: Path, word: str) -> None:
+    """
+    So is a machine that has no more room for a process.
+    """
+    answer = hand(tmp_path, pause=("true", "{id}")).do("pause", MACHINE._replace(id=word))
+    assert answer.status == 126
+    assert "cannot be run: " in answer.fault()
+
+
 def test_a_lot_of_output_neither_blocks_nor_stays(tmp_path: Path) -> None:
     """
     The end of it is kept.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -163,6 +164,42 @@ def test_a_machine_that_cannot_be_made_is_tried_again_under_the_same_name(tmp_pa
     assert world.supervise() == 0, world.said
     assert "could not be made: exited with status 1: no room; again in" in world.said
     assert world.machines() == [("1", "paused")]
+
+
+@pytest.mark.parametrize("said", [r"--force", r"no\0id", r"$(yes x | head -c 900 | tr -d '\n')", r"\033[31mred"])
+def test_what_can_name_no_machine_is_not_written_down_for_one(tmp_path: Path, said: str) -> None:
+    """
+    In the record it would end each supervisor that reads it, or be an option to a command.
+    """
+    world = World(tmp_path / "w", DONE)
+    once = f'[ -e once ] || {{ touch once; printf -- "{said}"; }}'
+    do = (world.root / "do").read_text()
+    (world.root / "do").write_text(re.sub('(mkdir -p "\\$disk" && .*) ;;', lambda found: f"{found[1]}; {once} ;;", do))
+    assert world.supervise() == 0, world.said
+    assert "could not be made: its id cannot be '" in world.said
+    assert world.record()["machines"][0]["id"].endswith("-1")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        '"last_sign_age": "x"',
+        '"last_sign_age": 1e999',
+        '"steps": [1]',
+        '"steps": {"done": "x"}',
+        '"worker": "?"',
+        '"budget": {"spend": 7}',
+        '"budget": {"spend": {"used": NaN}}',
+    ],
+)
+def test_a_machine_may_say_anything(tmp_path: Path, facts: str) -> None:
+    """
+    What makes no sense is not known; the supervisor looks again.
+    """
+    story = f"""[ $looks != 1 ] || {{ printf '{{\\n%s\\n}}\\n' '{facts}'; exit; }}\n{DONE}"""
+    world = World(tmp_path / "w", story)
+    assert world.supervise() == 0, world.said
+    assert "Traceback" not in world.said
 
 
 def test_what_a_dead_supervisor_left_running_is_ended_before_anything_else(tmp_path: Path) -> None:

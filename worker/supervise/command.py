@@ -25,6 +25,7 @@ _LINE_MAX = 200
 # Written by the process itself before it becomes the command: there is no moment at which it runs unknown.
 _NOTED = '{ read -r stat </proc/$$/stat && echo "$stat" >"$0"; } 2>/dev/null; exec "$@"'
 _TRIES = 100  # 2 s
+_NOT_RUN = 126
 
 
 class Answer(NamedTuple):
@@ -73,14 +74,17 @@ class Runner:
         with os.fdopen(os.memfd_create("given"), "w+b", buffering=0) as stdin:
             files.write_all(stdin.fileno(), given.encode())
             stdin.seek(0)
-            started = subprocess.Popen(
-                ["/bin/sh", "-c", _NOTED, self._note, *argv],
-                env={"PATH": process.DEFAULT_PATH, **env},
-                stdin=stdin,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
+            try:
+                started = subprocess.Popen(
+                    ["/bin/sh", "-c", _NOTED, self._note, *argv],
+                    env={"PATH": process.DEFAULT_PATH, **env},
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as exc:  # no process to be had, or no words for one
+                return Answer(_NOT_RUN, "", f"cannot be run: {exc.strerror if isinstance(exc, OSError) else exc}")
         assert started.stdout is not None and started.stderr is not None
         with started.stdout, started.stderr:
             over = False

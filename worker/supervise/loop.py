@@ -7,10 +7,11 @@ made the last one.
 
 import math
 import os
+import re
 from collections.abc import Callable
 
 from worker import alert, clock
-from worker.errors import CONFIG, OK, OUT_OF_BUDGET, STEP_FAILED
+from worker.errors import CONFIG, OK, OUT_OF_BUDGET, STEP_FAILED, quote
 from worker.journal import ERROR, INFO, NOTICE, WARNING, Journal
 from worker.supervise import copy, judge, record, remote
 from worker.supervise.clockwork import Clockwork
@@ -27,6 +28,8 @@ _SETTLED = 20.0  # until one that was resumed is no longer said to be stopped
 _FAULTS = 3  # times that a machine may fail to take what it needs
 _LAST_TRIES = 5  # at what is to be had at the end
 _BACK_OFF_MAX = 600.0
+# A word for commands of any kind, and no option of theirs.
+_ID = re.compile(r"[!-,.-~][!-~]{0,254}")
 
 
 class Supervisor:
@@ -112,8 +115,10 @@ class Supervisor:
             answer = self._hand.do("create", machine)
             if not answer.ok:
                 return self._not_created(machine, answer.fault())
-            words = answer.output.split()
-            machine = machine._replace(id=words[-1] if words else machine.name)
+            found = (answer.output.split() or [machine.name])[-1]
+            if not _ID.fullmatch(found):
+                return self._not_created(machine, f"its id cannot be {quote(found)}")
+            machine = machine._replace(id=found)
             self._say("machine-made", f"{machine.name}: made", NOTICE, machine)
         now = moment()
         machine = machine._replace(state=record.PREPARING, made=now, well=now, awaited=now, faults=0)

@@ -4,6 +4,7 @@ Each script prints its last word only when it got that far, so that a line that 
 does not work.  All of them may be run again.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -21,6 +22,8 @@ CONFIG = "/etc/agent/config.yaml"
 CHECKPOINT = "/var/lib/agent/checkpoint.json"
 _STAGE = "/var/lib/agent-supervise"  # not in a folder where others could have put one of that name
 _LAST = "so far, so good"
+# What a machine says is larger than that is nonsense.
+_TOO_MUCH, _DIGITS, _WORD = 1e18, 9, re.compile("[a-z-]{1,40}")
 _PATH = "PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin; export PATH\n"
 
 # A PID 1 that does not answer is a machine that does not.
@@ -67,24 +70,42 @@ def look(hand: Hand, machine: Machine) -> Look | None:
 def read(output: str) -> Look:
     """Return the look that a script has printed."""
     unit = dict(re.findall(r"^(ActiveState|ExecMainStatus)=(\S*)$", output, re.MULTILINE))
-    found: dict[str, Any] = {}
     shown = re.search(r"^\{$.*^\}$", output, re.MULTILINE | re.DOTALL)
+    found: Any = None
     if shown:
-        try:
+        with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(shown[0])
-        except ValueError:
-            found = {}
-    worker, spend = found.get("worker") or {}, ((found.get("budget") or {}).get("spend") or {}).get("used")
     code = unit.get("ExecMainStatus", "")
     return Look(
-        worker=str(worker.get("state", "")),
-        status=str(found.get("status", "")),
-        sign_age=found.get("last_sign_age"),
+        worker=_word(_in(found, "worker", "state")),
+        status=_word(_in(found, "status")),
+        sign_age=_number(_in(found, "last_sign_age")),
         unit=unit.get("ActiveState", ""),
-        exit=int(code) if code.isdecimal() else 0,
-        steps=found.get("steps") or {},
-        spend=spend,
+        exit=int(code) if code.isdecimal() and len(code) <= _DIGITS else 0,
+        steps=_counts(_in(found, "steps")),
+        spend=_number(_in(found, "budget", "spend", "used")),
     )
+
+
+def _in(found: Any, *names: str) -> Any:
+    """Return what stands there under these names, or None: a machine may say anything."""
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) and _WORD.fullmatch(value) else ""
+
+
+def _number(value: Any) -> float | None:
+    number = type(value) in (int, float) and 0 <= value < _TOO_MUCH  # NaN is not
+    return value if number else None
+
+
+def _counts(value: Any) -> dict[str, int]:
+    counts = value.items() if isinstance(value, dict) else ()
+    return {name: count for name, count in counts if type(count) is int and 0 <= count < _TOO_MUCH}
 
 
 def prepare(hand: Hand, machine: Machine, setup: str, given: Iterable[tuple[str, str]], checkpoint: str | None) -> str:
