@@ -251,16 +251,24 @@ def _mark(fd: int, word: bytes) -> None:
 def holder(root: str) -> int | None:
     """Return the pid of the worker that holds the state folder, or None; takes no lock itself.
 
-    0 stands for a process that cannot be seen from here (another pid namespace).
+    0 stands for a process that cannot be seen from here (another pid namespace).  Raises StateError if the folder
+    may not be looked into.
     """
     try:
         fd = os.open(f"{root}/lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    except OSError as exc:
+        raise StateError(f"{root}/lock: cannot be read: {exc.strerror}", look_hint(exc)) from exc
     try:
         return _holder(fd)
     finally:
         os.close(fd)
+
+
+def look_hint(exc: OSError) -> str:
+    """Return what to do about a file of the state folder that cannot be read."""
+    return "use sudo" if isinstance(exc, PermissionError) else "nothing was changed; mend that"
 
 
 def _holder(fd: int) -> int | None:

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from worker import __version__, checkpoint, config, files
+from worker import __version__, checkpoint, config, files, folder
 from worker import unit as units
 from worker.checkpoint import CheckpointError
 from worker.config import Config
@@ -113,7 +113,9 @@ def _card(root: str) -> Card | None:
         return Card(str(found["id"]), str(found["config"]), str(found["home"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except OSError as exc:
+        raise StateError(f"{_path(root)}: cannot be read: {exc.strerror}", folder.look_hint(exc)) from exc
+    except (ValueError, KeyError, TypeError) as exc:
         hint = "remove it if no worker of this machine holds a step; it gets a new name"
         raise StateError(f"{_path(root)}: cannot be read: {exc}", hint) from exc
 

@@ -65,10 +65,7 @@ def look(root: str, unit_name: str | None) -> dict[str, Any]:
 
     `worker.state` is "active", "silent" (it lives and does not answer: stopped or hanging) or "absent".
     """
-    try:
-        pid = folder.holder(root)
-    except PermissionError:
-        pid = None  # of what may not be read, the ledger says it better
+    pid = folder.holder(root)
     if pid is not None:
         answer = _ask(root)
         if answer is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.system.machine import Machine
 from tests.system.service import Service
+from worker.errors import STATE_UNUSABLE
 
 pytestmark = pytest.mark.system
 
@@ -117,3 +118,18 @@ def test_the_sandbox_is_as_tight_as_promised(agent: Machine) -> None:
     table = agent.run("systemd-analyze security --no-pager agent.service").out.splitlines()
     exposure = float(table[-1].split(":")[1].split()[0])
     assert exposure <= 3.0
+
+
+def test_whoever_may_not_look_into_the_state_folder_is_told_to_use_sudo(agent: Machine) -> None:
+    """
+    Not with a traceback, and not with the advice to remove a file that is not there.
+    """
+    service = Service(agent, "tasks:\n  - {id: a, run: 'true'}\n")
+    service.start()
+    service.wait("run-done")
+    service.wait_ended()
+    for command in ("status", "list", "budget", "budget --add spend=1", "settle a --done", "export -", "log a"):
+        done = agent.run(f"agentctl {command}", user="nobody", check=False)
+        assert done.rc == STATE_UNUSABLE, done.err
+        assert done.err.count("\n") == 1
+        assert done.err.endswith("cannot be read: Permission denied; use sudo\n")
