@@ -105,7 +105,7 @@ def tell(
         env = environment.inherited(environ) | _environment(alert, contact, unit)
         fault = _run(contact, env, journal, pauses)
     if contact.ping.fail:
-        called = ping.call(contact.ping.fail)
+        called = ping.send(contact.ping.fail)
         if called:
             journal.warning(f"ping: {called}")
         fault = fault or ("" if contact.argv else called)

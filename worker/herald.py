@@ -7,7 +7,6 @@ just before it could.
 import contextlib
 import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 
 from worker import alert, budget, clock, contact, files, ledger, ping, process
@@ -21,8 +20,6 @@ from worker.journal import Journal
 from worker.ledger import Ledger, Row, StorageFull
 
 _NAME = "ping"
-_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from worker.ping import main; sys.exit(main())"
-_PROGRAM = (sys.executable, "-I", "-c", _BOOT, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class Herald:
@@ -36,20 +33,15 @@ class Herald:
         running: Mapping[str, object],
         meter: Callable[[], State],
         errands: Errands,
-        base: Mapping[str, str],
         journal: Journal,
     ) -> None:
-        """`settings` returns the contact in force, `meter` how the budget stands; `running` has the attempts at work.
-
-        `base` is what a ping finds in its environment.
-        """
+        """`settings` returns the contact in force, `meter` how the budget stands; `running` has those at work."""
         self._settings = settings
         self._places = places
         self._ledger = store
         self._running = running
         self._meter = meter
         self._errands = errands
-        self._base = base
         self._journal = journal
         self._saved: Contact | None = None
         self._at_work = False
@@ -105,10 +97,10 @@ class Herald:
         if url is None:
             self._ended(kind, "")
             return
-        environ = {**self._base, ping.URL: url}
+        environ = ping.environment(url)
         try:
             self._errands.start(
-                _NAME, _PROGRAM, environ, "/", ping.LONGEST, lambda report: self._ended(kind, _fault(url, report))
+                _NAME, ping.PROGRAM, environ, "/", ping.LONGEST, lambda report: self._ended(kind, _fault(url, report))
             )
         except process.SpawnError as exc:
             self._ended(kind, str(exc))

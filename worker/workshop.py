@@ -75,7 +75,7 @@ class Workshop:
         self.crew.bystanders = self.errands.pids
         self.crew.budget_left = lambda: self.meter.state().left()
         self.copies = self._copying(base)
-        self.companions = self._accompanied(base)
+        self.companions = self._accompanied()
 
     def persist(self, action: Callable[[], T]) -> T:
         """Return `action()` on the ledger; a full disk, or a server that is away, is waited out."""
@@ -102,11 +102,11 @@ class Workshop:
         wanted, shared = lambda: self.list.settings.copy, self.ledger.shared
         return Copies(wanted, self.places, shared, beside, environ, self.errands, self.journal, hurried)
 
-    def _accompanied(self, environ: Mapping[str, str]) -> Companions:
+    def _accompanied(self) -> Companions:
         """Return what accompanies the run, those that others rely on first; a sandbox may sleep after the last one."""
         keeper = Keeper(self.places.checkpoint, self.places.run, self.ledger, self.errands, self.journal)
         herald = Herald(
             lambda: self.list.settings.contact, self.places, self.ledger, self.running, self.meter.state,
-            self.errands, environ, self.journal,
+            self.errands, self.journal,
         )  # fmt: skip
         return Companions([self.meter, keeper, self.copies, herald, self.awake, self.errands])

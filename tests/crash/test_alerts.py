@@ -1,7 +1,10 @@
 """Alerts and pings of a real worker in the foreground, where no unit tells."""
 
+import contextlib
 import json
 import os
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from tests.conftest import MakeWorker
 from tests.crash.test_servers import Script, drop, serving
 from tests.support import Worker
+from worker import ping
 from worker.settle import from_outside
 
 ALERT = """
@@ -190,6 +194,44 @@ def test_fail_comes_with_the_alert(worker: MakeWorker) -> None:
         w = worker(_pings(url).replace("'true'", "exit 3, retry: {attempts: 1}"))
         assert w.run() == 70
     assert _paths(script) == ["/start", "/fail"]
+
+
+def test_a_server_that_answers_a_byte_at_a_time_holds_no_end_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Each byte comes within the time limit of a socket; the whole never does.
+    """
+    monkeypatch.setattr(ping, "LONGEST", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host = f"127.0.0.1:{server.getsockname()[1]}"
+        threading.Thread(target=_drip, args=(server,)).start()
+        assert ping.send(f"http://{host}/secret") == f"{host}: took longer than {ping.LONGEST:.0f}s"
+
+
+def test_pings_go_by_the_proxy_that_the_worker_was_given(worker: MakeWorker) -> None:
+    """
+    Those that begin and finish as well as those that fail.
+    """
+    script = Script((200, b""))
+    with serving(script) as proxy:
+        w = worker(
+            _pings("http://away.example/").replace("'true'", "exit 3, retry: {attempts: 1}"),
+            environ={"http_proxy": proxy},
+        )
+        assert w.run() == 70
+    assert _paths(script) == ["http://away.example/start", "http://away.example/fail"]
+
+
+def _drip(server: socket.socket) -> None:
+    """Answer one client, and never come to an end."""
+    client, _address = server.accept()
+    with client, contextlib.suppress(OSError):
+        client.send(b"HTTP/1.0 200 OK\r\nX: ")
+        client.settimeout(0.1)
+        while True:
+            client.send(b"x")
+            with contextlib.suppress(TimeoutError):
+                if client.recv(4096) == b"":
+                    return
 
 
 def _pings(url: str) -> str:
