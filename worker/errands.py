@@ -80,6 +80,7 @@ class Errands:
         self._events = events
         self._wait = wait
         self._owner = owner
+        self.meanwhile: Callable[[], None] = lambda: None  # what is done while somebody waits for them
         self._first = True
         self._under_way: dict[int, Errand] = {}
 
@@ -157,6 +158,7 @@ class Errands:
         while self.busy(name) and clock.monotonic() < until:
             self._wait(min(until, self.due_at()))
             self.keep(clock.monotonic())
+            self.meanwhile()
         return not self.busy(name)
 
     def close(self) -> None:

@@ -89,6 +89,7 @@ class Run:
         self._peers = self._others() if self._ledger.shared else None
         if self._peers is not None:
             shop.disk.meanwhile = self._peers.renew
+        shop.errands.meanwhile = self._listen
 
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
@@ -102,8 +103,7 @@ class Run:
                 finished = LEFT if self._orders.leaving else self._turn()
                 if finished is not None:
                     self._conclude(finished)
-                    # Work may have been dropped in while that was written down.
-                    if finished not in (STOPPED, LEFT, OUT_OF_BUDGET) and self._more_to_do():
+                    if self._goes_on(finished):
                         finished = None
                         self._companions.begin()
             if finished != LEFT:
@@ -353,6 +353,18 @@ class Run:
             self._journal.event("state", text, priority=NOTICE)
         for news in status.opening(self._places.run, self._board, self._places.root, found.changed, found.gone):
             self._journal.event(news.event, news.text, step=news.step, priority=news.priority)
+
+    def _goes_on(self, finished: str) -> bool:
+        """Take in what has come while the end was made known: work that was dropped in, or a larger budget."""
+        if finished == OUT_OF_BUDGET and not self._meter.state().spent():
+            self._persist(lambda: self._ledger.note({"state": "running"}))
+            return True
+        return finished not in (STOPPED, LEFT, OUT_OF_BUDGET) and self._more_to_do()
+
+    def _listen(self) -> None:
+        """Hear what people say while the end waits for the last copy."""
+        with contextlib.suppress(Stopped):
+            self._broker.work(clock.monotonic())
 
     def _more_to_do(self) -> bool:
         """At the end of the list, take in what was added to the configuration meanwhile."""

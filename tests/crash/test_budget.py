@@ -230,3 +230,26 @@ tasks:
     assert w.wait() == 0
     assert [row.outcome for row in w.rows()] == ["interrupted", "done", "done"]
     assert not (w.config.parent / "told").exists()
+
+
+def test_a_grant_that_comes_while_the_last_copy_is_made_lets_the_run_go_on(
+    worker: MakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    It is answered at once, not lost with a worker that only waits for a slow copy.
+    """
+    w = worker(f"""
+budget: {{spend: 1}}
+copy: {{every: 1s, command: 'test ! -e saved || while ! test -e go; do sleep 0.02; done'}}
+tasks:
+  - id: a
+    cwd: .
+    run: 'test ! -e saved || exit 0; touch saved; {SPEND} 1; sleep 600'
+  - {{id: b, run: 'true'}}
+""")
+    w.start().until("out of budget")
+    assert add(w, "spend=1") == 0
+    assert capsys.readouterr().out.startswith("budget: 1 more spend")
+    (w.config.parent / "go").touch()
+    assert w.wait() == 0
+    assert [row.outcome for row in w.rows()] == ["interrupted", "done", "done"]
