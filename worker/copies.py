@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from worker import checkpoint, clock, errands, files, process
+from worker import checkpoint, clock, files, process
 from worker.checkpoint import CheckpointError
 from worker.config import Copy
 from worker.errands import Errands, Report
@@ -25,6 +25,8 @@ _ERRAND = "copy"
 _RARELY = 3600.0
 # A worker that is stopped waits so long for one more.
 _HURRY = 5.0
+# And one whose run ends badly so long: somebody is told after that.
+_SOON = 60.0
 # From then on people are told what the worker waits for at its end.
 _PATIENT = 2.0
 
@@ -102,11 +104,13 @@ class Copies:
         self._hurried = hurried
         self._record = read(places.root, places.run)
         self._stale = False
+        self._ending = False
         self._not_before = -math.inf
 
     def begin(self) -> None:
         """Copy soon, whatever the last worker has copied: that may have been before its last change."""
         copy = self._wanted()
+        self._ending = False
         if copy is not None and not self._stale:
             since = clock.wall() - (self._record.tried if self._record else 0.0)
             self._not_before = clock.monotonic() + min(copy.every, max(0.0, copy.every - since))
@@ -130,7 +134,9 @@ class Copies:
             return
         if self._record is None or self._record.failures:
             self._stale = True
-        until = clock.monotonic() + (_HURRY if finished == "stopped" else copy.timeout)
+        self._ending = True
+        patience = {"stopped": _HURRY, "done": copy.timeout}.get(finished, min(_SOON, copy.timeout))
+        until = clock.monotonic() + patience
         self._wait(until)
         if self._stale and not self._errands.busy(_ERRAND):
             self._start(clock.monotonic())
@@ -156,7 +162,7 @@ class Copies:
         if self._places.secrets is not None:
             env["CREDENTIALS_DIRECTORY"] = self._places.secrets
         source = self._places.checkpoint if self._shared else self._places.ledger
-        argv = [*errands.program("snapshot"), here, self._places.run, source, *_command(copy, names)]
+        argv = [*process.ours("snapshot"), here, self._places.run, source, *_command(copy, names)]
         try:
             self._errands.start(_ERRAND, argv, env, self._cwd, copy.timeout, self._done)
         except (process.SpawnError, OSError) as exc:
@@ -188,7 +194,8 @@ class Copies:
         self._stale = True
         self._not_before = clock.monotonic() + delay
         if fault != before.error:
-            text = f"the copy failed: {fault}; trying again in {show(delay)}, the run goes on"
+            then = "the next start makes one" if self._ending else f"trying again in {show(delay)}, the run goes on"
+            text = f"the copy failed: {fault}; {then}"
             self._journal.event("copy", text, priority=WARNING)
         self._note(before._replace(tried=clock.wall(), failures=before.failures + 1, error=fault))
 

@@ -9,7 +9,6 @@ import contextlib
 import math
 import os
 import signal
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,21 +17,11 @@ from worker.events import Events
 
 # The end of what it prints is kept, for people.
 _TAIL = 4 * 1024
-_READ = 64 * 1024
+_READ, _READS = 64 * 1024, 16  # a pipe holds no more
 # What it has left behind may close its pipe so much later.
 _GRACE = 1.0
 # In the environment of each: of which worker it is, and its name.
 _OWNER, _NAME = "AGENT_ERRAND_OF", "AGENT_ERRAND"
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker import {0}; {0}.main(sys.argv[2:])"
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-def program(module: str) -> tuple[str, ...]:
-    """Return the words that call main() of a module of ours with the words that come after them.
-
-    Isolated (-I): the environment, which may be a command's, decides nothing about our own program.
-    """
-    return (sys.executable, "-I", "-c", _BOOT.format(module), _ROOT)
 
 
 class Report(NamedTuple):
@@ -177,8 +166,8 @@ class Errands:
 
     def _close(self, errand: Errand, status: int) -> None:
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(errand.pipe, _READ):
-                errand.output = (errand.output + data)[-_TAIL:]
+            for _ in range(_READS):  # what is in the pipe; whoever goes on writing is not waited for
+                errand.output = (errand.output + os.read(errand.pipe, _READ))[-_TAIL:]
         self._forget(errand)
         errand.done(Report(status, errand.output, clock.monotonic() - errand.began, errand.timed_out))
 

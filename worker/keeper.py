@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 
-from worker import checkpoint, clock, errands, files, process
+from worker import checkpoint, clock, files, process
 from worker.checkpoint import CheckpointError
 from worker.errands import Errands, Report
 from worker.journal import NOTICE, Journal
@@ -115,7 +115,7 @@ class Keeper:
     def _send(self, source: str) -> None:
         """Let a child write; what changes from now on is for the next one."""
         self._stale = False
-        argv = [*errands.program("scribe"), self._path, self._run, source]
+        argv = [*process.ours("scribe"), self._path, self._run, source]
         try:
             self._asked = self._ledger.revision()
             self._errands.start(_ERRAND, argv, {}, os.path.dirname(self._path), _PATIENCE, self._done)

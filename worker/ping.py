@@ -1,6 +1,6 @@
 """Pings: a dead-man service is told that the run begins, is done, or has failed, by a GET of a URL.
 
-`python -I -c "... from worker.ping import main"` is the program that calls one; it finds the URL in its environment,
+This module is also the program that calls one (process.ours); it finds the URL in its environment,
 because everybody on the machine can read a command line.  Where one fails, only the host is named.
 """
 
@@ -8,10 +8,12 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
+
+from worker import process
 
 URL = "AGENT_PING"
-_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from worker.ping import main; sys.exit(main())"
-PROGRAM = (sys.executable, "-I", "-c", _BOOT, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PROGRAM = process.ours("ping")
 # What else it finds in its environment, if the worker was given it.
 _WAYS = re.compile(r"(http|https|no)_proxy|SSL_CERT_(FILE|DIR)", re.ASCII | re.IGNORECASE)
 _URL = re.compile(r"https?://([^\s/?#@]+)(?:[/?#]\S*)?", re.ASCII)
@@ -21,12 +23,9 @@ _PAUSES = (1.0, 3.0)
 LONGEST = TIMEOUT * (len(_PAUSES) + 1) + sum(_PAUSES) + 5.0
 
 
-def main() -> int:
-    """Call the URL in the environment; return the exit status, having said what went wrong."""
-    fault = call(os.environ.get(URL, ""))
-    if fault:
-        print(fault, file=sys.stderr)
-    return 1 if fault else 0
+def main(_arguments: Sequence[str]) -> None:
+    """Call the URL in the environment, and exit; what went wrong is the last word."""
+    sys.exit(call(os.environ.get(URL, "")) or None)
 
 
 def environment(url: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ becomes a child of the worker, so none is lost from sight and none stays a zombi
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 # Python ignores these two; a step starts with the defaults, as a service does.
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 
+
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker import {0}; {0}.main(sys.argv[2:])"
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # Time for killed processes to vanish before they are looked for again.
 LOOK_AGAIN = 0.02
@@ -51,6 +55,14 @@ class Found(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.pid})"
+
+
+def ours(module: str) -> tuple[str, ...]:
+    """Return the words that call main() of a module of ours with the words that come after them.
+
+    Isolated (-I): the environment, which may be a command's, decides nothing about our own program.
+    """
+    return (sys.executable, "-I", "-c", _BOOT.format(module), _ROOT)
 
 
 def become_subreaper() -> None:

@@ -19,7 +19,7 @@ def hook(w: Worker, tmp_path: Path, code: str) -> None:
     folder = tmp_path / "hook"
     folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(
-        "import os, signal, sys\nfrom worker import errands, keeper, points\nkeeper._LARGE = 0\n" + code
+        "import os, signal, sys\nfrom worker import keeper, points, process\nkeeper._LARGE = 0\n" + code
     )
     w.environ["PYTHONPATH"] += f":{folder}"
 
@@ -63,7 +63,7 @@ def hold(point):
 points.at = hold
 scribe.main(sys.argv[2:])
 """
-    hook(w, tmp_path, f"errands.program = lambda _: (sys.executable, '-c', {held!r}, {w.environ['PYTHONPATH']!r})\n")
+    hook(w, tmp_path, f"process.ours = lambda _: (sys.executable, '-c', {held!r}, {w.environ['PYTHONPATH']!r})\n")
     w.config.write_text(TASKS % ("3", LAST))
     w.start()
     child = int(at.read_text())

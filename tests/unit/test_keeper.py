@@ -9,7 +9,7 @@ import pytest
 
 from tests.loop import Loop
 from tests.unit.test_checkpoint import ledger_with
-from worker import checkpoint, clock, errands, files, keeper
+from worker import checkpoint, clock, files, keeper, process
 from worker.journal import Journal
 from worker.keeper import Keeper
 from worker.ledger import Claim
@@ -120,7 +120,7 @@ def test_f12_an_older_one_takes_no_newer_ones_place(kept: Kept, monkeypatch: pyt
     Path(kept.path).with_name("old").write_bytes(old)
     kept.change()
     with monkeypatch.context() as patch:
-        patch.setattr(errands, "program", lambda _: ("/bin/sh", "-c", 'cd "${0%/*}" && cp old .checkpoint.json.next'))
+        patch.setattr(process, "ours", lambda _: ("/bin/sh", "-c", 'cd "${0%/*}" && cp old .checkpoint.json.next'))
         kept.write()
     assert Path(kept.path).read_bytes() == good
     assert "the new one is older than the run" in kept.said[-1]
@@ -146,7 +146,7 @@ def test_a_child_that_fails_is_told_once_and_tried_again(
     """
     kept.change()
     with monkeypatch.context() as patch:
-        patch.setattr(errands, "program", lambda _: program)
+        patch.setattr(process, "ours", lambda _: program)
         for _ in range(3):
             kept.keeper.keep(kept.keeper.due_at())
             kept.keeper._errands.wait(clock.monotonic() + 60.0, "checkpoint")
@@ -172,7 +172,7 @@ def test_at_the_end_the_file_is_up_to_date(kept: Kept, finished: str) -> None:
 
 
 def test_at_the_end_the_loop_writes_what_no_child_can(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errands, "program", lambda _: ("/bin/false",))
+    monkeypatch.setattr(process, "ours", lambda _: ("/bin/false",))
     kept.change()
     kept.keeper.conclude("done")
     assert kept.revision() == kept.ledger.revision()
@@ -185,7 +185,7 @@ def test_a_wait_at_the_end_is_told(kept: Kept, tmp_path: Path, monkeypatch: pyte
     os.mkfifo(tmp_path / "go")
     go = os.open(tmp_path / "go", os.O_RDWR)
     monkeypatch.setattr(keeper, "_PATIENT", 0.0)
-    monkeypatch.setattr(errands, "program", lambda _: ("/bin/sh", "-c", 'read word <"${0%/*}/go"'))
+    monkeypatch.setattr(process, "ours", lambda _: ("/bin/sh", "-c", 'read word <"${0%/*}/go"'))
     said: list[str] = []
 
     def tell(text: str, *_: object) -> None:
