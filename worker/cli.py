@@ -102,7 +102,9 @@ def _add_telling(add: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_moving(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add what takes the run to another machine."""
     export = add("export", help="write the run as it stands to a file, to go on from elsewhere")
-    export.add_argument("file", nargs="?", default="-", metavar="FILE", help="NAME.db: the ledger; -: to stdout")
+    export.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="NAME.db: the ledger; - or none: to stdout"
+    )
     _add_state(export)
     export.set_defaults(command=_export)
 

@@ -49,7 +49,9 @@ def show(root: str, unit: str | None) -> str:
         allowed = f" of {number(limit)}" if limit is not None else " used" if limits is None else ", no limit"
         lines.append(f"{name:<9} {number(used)}{allowed}")
     if limits is None:
-        lines.append("of how much is not known here, since its list cannot be read; 'agentctl check' says why")
+        lines.append(
+            "of how much is not known here: no worker has read its list yet, or it has a mistake (agentctl check)"
+        )
     return "\n".join([*lines, *_spent(state)])
 
 

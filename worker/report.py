@@ -151,21 +151,31 @@ def _from_ledger(store: Ledger, pid: int | None, root: str) -> dict[str, Any]:
 def limits_of(store: Ledger) -> Budget | None:
     """Return what the run may use, by the configuration as it is now; None if that cannot be read."""
     try:
-        return config.load(store.fact("config") or "").budget
+        return _settings(store).budget
     except AgentError:
         return None
 
 
+def _settings(store: Ledger) -> config.Config:
+    """Return the list as it is now; raises AgentError if it cannot be read, or the run has only just been restored."""
+    path = store.fact("config")
+    if not path:
+        raise AgentError("which list it is the first worker that starts here will know")
+    return config.load(path)
+
+
 def _print_status(found: dict[str, Any]) -> None:
     steps, worker = found["steps"], found["worker"]
-    line = f"run {found['run']}: {found['status']}, {steps['done']}/{steps['total']} done"
+    of = f"/{steps['total']}" if steps["total"] else ""  # no worker has read a list since a restore
+    line = f"run {found['run']}: {found['status']}, {steps['done']}{of} done"
     if steps["failed"]:
         line += f", {steps['failed']} failed"
     if steps["unknown"]:
         line += f", {steps['unknown']} unknown"
     print(line)
     pid = f", process {worker['pid']}" if worker["pid"] else ""
-    print(f"worker: {_WORKER[worker['state']]}{pid}, version {worker['version']}")
+    version = f", version {worker['version']}" if worker["version"] else ""
+    print(f"worker: {_WORKER[worker['state']]}{pid}{version}")
     for step in found["current"]:
         said = f" · {printable(step['status'])}" if step["status"] else ""
         age = step.get("last_sign_age")
@@ -193,7 +203,7 @@ _WORKER = {"active": "working", "silent": "does not answer (stopped, or hanging)
 
 def _board(store: Ledger, rows: list[Row]) -> boards.Board:
     """Return where every step of the list stands by the ledger's rows; raises AgentError if there is no list."""
-    steps = plan.build(config.load(store.fact("config") or ""))
+    steps = plan.build(_settings(store))
     counted_from = int(store.fact("counted_from") or 0)
     return boards.replay(steps, rows, counted_from, Now(0.0, 0.0), store.worker).board
 

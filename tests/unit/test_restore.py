@@ -109,13 +109,17 @@ def test_putting_the_file_there_by_hand_is_enough(stopped: Worker, worker: MakeW
 
 def test_standard_output_of_one_is_standard_input_of_the_other(stopped: Worker, tmp_path: Path) -> None:
     """
-    A checkpoint through a pipe, without a file between.
+    A checkpoint through a pipe, without a file between.  Until a worker has read the list there, nothing is made up.
     """
     exported = agentctl("export", "--state", stopped.state)
     assert json.loads(exported.stdout)["run"] == "demo"
     done = agentctl("restore", "-", "--state", tmp_path / "new", data=exported.stdout.encode())
     assert "2 steps done" in done.stdout
-    assert "run demo: stopped, 2/" in agentctl("status", "--state", tmp_path / "new").stdout
+    shown = agentctl("status", "--state", tmp_path / "new").stdout.splitlines()
+    assert shown[:2] == ["run demo: stopped, 2 done", "worker: not running"]
+    listed = agentctl("list", "--state", tmp_path / "new")
+    assert "the first worker that starts here" in listed.stderr
+    assert len(listed.stdout.splitlines()) == 3
 
 
 def test_an_export_of_a_living_run_is_of_one_moment(worker: MakeWorker) -> None:
