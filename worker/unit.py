@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from worker import awake
-from worker.errors import Problem
+from worker.errors import OUT_OF_BUDGET, Problem
 from worker.plan import Plan
 
 _CONFINEMENT = (
@@ -60,10 +60,11 @@ def state(name: str) -> dict[str, Any] | None:
     hint = None
     if found.get("ActiveState") == "failed":
         # After the start limit a plain start is refused, so the way back is always the long one.
+        more = f"{_granting(name)} && " if found.get("ExecMainStatus") == str(OUT_OF_BUDGET) else ""
         hint = (
             f"exit status {found.get('ExecMainStatus')}, {found.get('NRestarts')} restarts; "
             f"'journalctl -u {name}' says why; bring it back with: "
-            f"systemctl reset-failed {name} && systemctl start {name}"
+            f"{more}systemctl reset-failed {name} && systemctl start {name}"
         )
     return {
         "failed": found.get("ActiveState") == "failed",
@@ -73,6 +74,11 @@ def state(name: str) -> dict[str, Any] | None:
         "restarts": int(found.get("NRestarts") or 0),
         "hint": hint,
     }
+
+
+def _granting(name: str) -> str:
+    instance = name.partition("@")[2]
+    return f"agentctl budget{f' --instance {instance}' if instance else ''} --add NAME=AMOUNT"
 
 
 def folder_problems(plan: Plan, name: str) -> list[Problem]:

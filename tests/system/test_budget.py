@@ -52,6 +52,7 @@ def test_m3_killed_ten_times_it_pays_at_most_one_steps_worth_too_much(agent: Mac
     assert budget(service, "spend") == pytest.approx(paid(agent))
     assert budget(service, "restarts") == 10
     assert service.status()["status"] == "out-of-budget"
+    assert "bring it back with: agentctl budget --add NAME=AMOUNT && " in agent.run("agentctl status").out
     assert agent.run(["agentctl", "budget", "--add", "spend=20"]).out.startswith("budget: 20 more spend")
     done = service.status()["steps"]["done"]
     service.start()
