@@ -143,7 +143,9 @@ def parse(data: bytes) -> Checkpoint:
         content = json.loads(data)
         attempts = [_row(entry) for entry in content.pop("attempts") if entry]
         effects = [_effect(entry) for entry in content.pop("effects", ()) if entry]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+    except KeyError as exc:
+        raise CheckpointError(f"it is not a checkpoint (it has no {exc})") from exc
+    except (ValueError, TypeError, AttributeError, RecursionError) as exc:
         raise CheckpointError(f"it is not a checkpoint ({exc})") from exc
     return Checkpoint(_header(json.dumps(content).encode()), attempts, effects)
 
