@@ -132,6 +132,7 @@ def _print(known: Record, pid: int | None) -> None:
     facts = _facts(known, pid)
     steps = f", {known.steps['done']}/{known.steps['total']} done" if known.steps.get("total") else ""
     print(f"run {known.run}: {facts['status']}{steps}{f' ({known.why})' if known.why else ''}")
-    print(f"supervisor: {f'process {pid}' if pid is not None else 'none'}; {show(known.started.until(moment()))}")
+    age = show(known.started.until(moment()))
+    print(f"supervisor: {f'process {pid}' if pid is not None else 'not running'}; the run was first started {age} ago")
     for machine in known.machines:
         print(f"  {machine.id}: {machine.state}{f'; {machine.why}' if machine.why else ''}")
