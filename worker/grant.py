@@ -36,7 +36,19 @@ def from_outside(root: str, unit: str | None, words: Iterable[str]) -> str:
     except ValueError as exc:
         raise AgentError(str(exc)) from None
     who = outside.user()
-    return outside.tell(root, unit, {"grant": " ".join(given), "who": who}, None, lambda store: grant(store, more, who))
+    request = {"grant": " ".join(given), "who": who}
+    done = outside.tell(root, unit, request, None, lambda store: grant(store, more, who))
+    return "\n".join([done, *_in_vain(root, unit, more)])
+
+
+def _in_vain(root: str, unit: str | None, more: Budget) -> list[str]:
+    """Return a line for each thing of which there was no limit to raise."""
+    with contextlib.closing(report.open_ledger(root, unit)) as store:
+        limits = report.limits_of(store)
+    if limits is None:
+        return []
+    names = (name for name, amount, limit in zip(NAMES, more, limits, strict=True) if amount and limit is None)
+    return [f"{name}: the list sets no limit, so there is none to raise yet" for name in names]
 
 
 def show(root: str, unit: str | None) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import MakeWorker
 from tests.support import ROOT, Worker
-from worker import cli
+from worker import cli, outside
 from worker.errors import OUT_OF_BUDGET
 
 SPEND = f"PYTHONPATH={ROOT} {sys.executable} -m worker spend"
@@ -202,7 +202,9 @@ tasks:
 """)
     w.start().until("waits")
     assert add(w, "spend=1") == 0
-    assert "1 more spend" in capsys.readouterr().out
+    assert capsys.readouterr().out == "budget: 1 more spend, as root says\n".replace("root", outside.user())
+    assert add(w, "hours=1") == 0
+    assert "hours: the list sets no limit" in capsys.readouterr().out
     (w.state / "work/go").touch()
     assert w.wait() == 0
 
