@@ -379,4 +379,4 @@ def test_a_restore_that_was_cut_off_is_told(stopped: Worker, tmp_path: Path, mon
     swap.decide(root, "demo")
     assert "a restore was cut off in the middle" in agentctl("status", "--state", new).stderr
     swap.finish(root)
-    assert "2/" in agentctl("status", "--state", new).stdout
+    assert "stopped, 2 done" in agentctl("status", "--state", new).stdout
