@@ -18,6 +18,7 @@ import stat
 from collections.abc import Callable
 
 from worker import clock, files
+from worker.companions import Companion
 from worker.errors import AgentError, Mark
 from worker.folder import Places
 from worker.journal import Journal
@@ -55,7 +56,7 @@ def remove(root: str) -> None:
             os.unlink(f"{root}/{_RECORD}")
 
 
-class Awake:
+class Awake(Companion):
     """A companion of the run; `wanted` returns the path in force, and where it is asked for."""
 
     def __init__(self, wanted: Callable[[], Wanted], places: Places, journal: Journal) -> None:
@@ -70,9 +71,6 @@ class Awake:
         """Let the file be there from now on."""
         self._due_at = -math.inf
         self.keep(clock.monotonic())
-
-    def changed(self) -> None:
-        pass
 
     def due_at(self) -> float:
         return self._due_at if self.wanted() or self._path else math.inf

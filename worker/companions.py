@@ -6,11 +6,10 @@ Each is told when the ledger has changed and called from the loop when it is due
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 
-class Companion(Protocol):
-    """One of them.  Times are on the monotonic clock."""
+class Companion:
+    """One of them; it says only what it has to do.  Times are on the monotonic clock."""
 
     def begin(self) -> None:
         """The worker has taken up what the one before it has left, and there is work to do."""
@@ -20,6 +19,7 @@ class Companion(Protocol):
 
     def due_at(self) -> float:
         """Return when to call `keep`; inf if only a change makes it needed."""
+        return math.inf
 
     def keep(self, now: float) -> None:
         """Do what is due at `now`, if anything is."""
@@ -30,7 +30,7 @@ class Companion(Protocol):
         """
 
 
-class Companions:
+class Companions(Companion):
     """All of them, in order; it is one itself."""
 
     def __init__(self, members: Sequence[Companion]) -> None:

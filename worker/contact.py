@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from worker import fields, files, ping, schema
 from worker.schema import Source, Table, Wrong
-from worker.task import Command
+from worker.task import Command, arguments
 from worker.yamlfile import Node
 
 FILE = "alert.json"
@@ -36,9 +36,7 @@ class Contact(NamedTuple):
     @property
     def argv(self) -> list[str]:
         """The command as arguments, empty if there is none."""
-        if self.command is None:
-            return []
-        return ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)
+        return [] if self.command is None else arguments(self.command)
 
 
 def save(root: str, contact: Contact) -> None:

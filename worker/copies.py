@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 from worker import checkpoint, clock, files, process
 from worker.checkpoint import CheckpointError
+from worker.companions import Companion
 from worker.config import Copy
 from worker.errands import Errands, Report
 from worker.folder import Places
 from worker.journal import NOTICE, WARNING, Journal
+from worker.task import arguments
 from worker.timespan import show
 
 _ERRAND = "copy"
@@ -79,7 +81,7 @@ def line(found: dict[str, Any]) -> str:
     return said
 
 
-class Copies:
+class Copies(Companion):
     """The copies of one run."""
 
     def __init__(
@@ -223,9 +225,9 @@ class Copies:
 
 def _command(copy: Copy, names: Mapping[str, str]) -> list[str]:
     """Return the command with the paths filled in; into shell text nothing is."""
+    filled = arguments(copy.command)
     if isinstance(copy.command, str):
-        return ["/bin/sh", "-c", copy.command]
-    filled = list(copy.command)
+        return filled
     for name, path in names.items():
         filled = [argument.replace(f"{{{name}}}", path) for argument in filled]
     return filled

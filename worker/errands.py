@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from worker import clock, process
+from worker.companions import Companion
 from worker.events import Events
 
 # The end of what it prints is kept, for people.
@@ -61,7 +62,7 @@ class Errand:
         self.timed_out = False
 
 
-class Errands:
+class Errands(Companion):
     """Those under way, by the pid of their first process."""
 
     def __init__(self, events: Events, wait: Callable[[float], None], owner: str) -> None:
@@ -124,9 +125,6 @@ class Errands:
         if self._first:
             self._end_leftovers()
 
-    def changed(self) -> None:
-        pass
-
     def due_at(self) -> float:
         """Return when `keep` is to be called (monotonic clock)."""
         return min((errand.gives_up for errand in self._under_way.values()), default=math.inf)
@@ -138,9 +136,6 @@ class Errands:
                 errand.timed_out = True
                 errand.gives_up = now + _GRACE  # a process may have been forked while we looked
                 self._kill(errand)
-
-    def conclude(self, finished: str) -> None:
-        pass  # those that come later may yet send some out
 
     def wait(self, until: float, name: str) -> bool:
         """Wait for those of that name, at most until a time on the monotonic clock; return whether none is left."""

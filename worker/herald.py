@@ -5,13 +5,13 @@ just before it could.
 """
 
 import contextlib
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 
 from worker import alert, budget, clock, contact, files, ledger, ping, process
 from worker.alert import Alert, Words
 from worker.budget import State
+from worker.companions import Companion
 from worker.contact import Contact, Ping
 from worker.errands import Errands, Report
 from worker.errors import OUT_OF_BUDGET, STEP_FAILED
@@ -22,7 +22,7 @@ from worker.ledger import Ledger, Row, StorageFull
 _NAME = "ping"
 
 
-class Herald:
+class Herald(Companion):
     """A companion of the run."""
 
     def __init__(
@@ -56,12 +56,6 @@ class Herald:
             with contextlib.suppress(OSError):  # then an end is not made known if the worker dies just before
                 files.publish(self._pinged, b"begun\n")
         self._ping("start", wanted.start)
-
-    def changed(self) -> None:
-        pass
-
-    def due_at(self) -> float:
-        return math.inf
 
     def keep(self, now: float) -> None:
         """Take note of another contact; what was told is over once a step runs again."""

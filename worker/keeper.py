@@ -12,6 +12,7 @@ import os
 
 from worker import checkpoint, clock, files, process
 from worker.checkpoint import CheckpointError
+from worker.companions import Companion
 from worker.errands import Errands, Report
 from worker.journal import NOTICE, Journal
 from worker.ledger import Ledger, StorageFull
@@ -29,7 +30,7 @@ _PATIENCE = 600.0
 _PATIENT = 2.0
 
 
-class Keeper:
+class Keeper(Companion):
     """Keeps the checkpoint at a path; costs no more than a small share of the time."""
 
     def __init__(self, path: str, run: str, ledger: Ledger, errands: Errands, journal: Journal) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from worker import budget, clock, points
 from worker.attempt import Attempt
 from worker.budget import HOURS, RESTARTS, USED, WORKED_UNTIL, Budget, State
+from worker.companions import Companion
 from worker.disk import Stopped
 from worker.folder import Ends
 from worker.ledger import Ending, Ledger, Row
@@ -19,7 +20,7 @@ from worker.ledger import Ending, Ledger, Row
 _OFTEN, _SELDOM = 5.0, 60.0
 
 
-class Meter:
+class Meter(Companion):
     """A companion of the run; see worker.budget for what counts."""
 
     def __init__(
@@ -81,12 +82,6 @@ class Meter:
             self._noted.pop((ending.step, ending.number), None)
 
     # -- as a companion
-
-    def begin(self) -> None:
-        pass
-
-    def changed(self) -> None:
-        pass
 
     def due_at(self) -> float:
         """Return when time is to be written down, or is over."""

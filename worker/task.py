@@ -53,6 +53,11 @@ Command = str | tuple[str, ...]  # text for the shell, or the arguments of a pro
 Redo = Literal["always", "check", "never"]
 
 
+def arguments(command: Command) -> list[str]:
+    """Return a command as the arguments of a program; text is for /bin/sh."""
+    return ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+
+
 class Expect(NamedTuple):
     """What must hold after a step has exited with 0."""
 

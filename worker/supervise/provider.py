@@ -20,8 +20,8 @@ from typing import NamedTuple
 from worker.supervise.command import Answer, Runner
 from worker.supervise.judge import ABSENT, RUNNING, STOPPED, UNSURE
 from worker.supervise.record import Machine
+from worker.task import Command, arguments
 
-Command = str | tuple[str, ...]
 COMMANDS = ("state", "create", "exec", "put", "get", "resume", "extend", "pause")
 PLACES = ("id", "name", "number", "local", "remote", "script")
 TIMEOUTS = {
@@ -36,7 +36,7 @@ TIMEOUTS = {
     "extend": 60.0,
     "pause": 60.0,
 }
-_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # The supervisor's own line to systemd is no provider's business.
 _OURS = re.compile(
     r"NOTIFY_SOCKET|WATCHDOG_.*|LISTEN_.*|INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_EXEC_PID|MEMORY_PRESSURE_.*"
@@ -101,8 +101,8 @@ def fill(
     """Return the arguments and the environment of a command.  Nothing is spliced into a shell's text."""
     known = {**variables, **places}
     if isinstance(command, str):
-        return ["/bin/sh", "-c", command], {"PATH": os.defpath, **env, **known}
-    return [_PLACE.sub(lambda found: known.get(found[1], found[0]), word) for word in command], dict(env)
+        return arguments(command), {"PATH": os.defpath, **env, **known}
+    return [PLACE.sub(lambda found: known.get(found[1], found[0]), word) for word in command], dict(env)
 
 
 def _takes_script(command: Command) -> bool:

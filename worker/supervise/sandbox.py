@@ -9,20 +9,20 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from worker import config, contact, schema, yamlfile
+from worker import config, contact, fields, schema, yamlfile
 from worker.contact import Contact, Ping
 from worker.errors import ConfigError, Mark, Problem, quote
 from worker.schema import Source, Table, Wrong
 from worker.supervise.judge import Budget, Limits
-from worker.supervise.provider import COMMANDS, PLACES, TIMEOUTS, Command, Provider
-from worker.yamlfile import Mapping, Node, Scalar, Sequence
+from worker.supervise.provider import COMMANDS, PLACE, PLACES, TIMEOUTS, Provider
+from worker.task import Command
+from worker.yamlfile import Mapping, Node, Scalar
 
 SHIPPED = os.path.join(os.path.dirname(__file__), "providers")
 _LONGEST_NAME = 40  # it becomes a part of machines' names, which are host names
 # A run that nobody watches must have an end.
 _MACHINES, _HOURS = 10, 168.0
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
-_PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _NOT_OURS = ("PATH", "HOME", "USER", "SHELL", "IFS", "ENV")
 
 
@@ -145,7 +145,7 @@ def _check_places(
 ) -> None:
     if isinstance(command, str):
         return  # a shell's affair
-    for place in _PLACE.findall(" ".join(command)):
+    for place in PLACE.findall(" ".join(command)):
         if place not in PLACES and place not in variables:
             hint = f"'{{{place}}}' could be {', '.join((*PLACES, *variables))}"
             problems.append(Problem(where, f"commands: {kind}: nothing stands for '{{{place}}}'", hint))
@@ -154,19 +154,8 @@ def _check_places(
 # -- readers
 
 
-def _command(node: Node, source: Source) -> Command:
-    if type(node) is Sequence:
-        values = schema.list_of(schema.any_text)(node, source)
-        if values and not values[0]:
-            raise Wrong(node, "the first item names the program, and is empty", "write a program")
-        return values
-    if type(node) is Mapping:
-        raise Wrong(node, "wants a text for the shell or a list of arguments, found a mapping", "quote the text")
-    return schema.text(node, source)
-
-
 def _commands(node: Node, source: Source) -> dict[str, tuple[Command, Mark]]:
-    return schema.fields(node, dict.fromkeys(COMMANDS, schema.marked(_command)), source)
+    return schema.fields(node, dict.fromkeys(COMMANDS, schema.marked(fields.command)), source)
 
 
 def _timeouts(node: Node, source: Source) -> dict[str, float]:
@@ -222,7 +211,7 @@ def _pairs(node: Node, source: Source, there_first: bool) -> tuple[tuple[str, st
 
 def _number(node: Node, source: Source) -> float:
     value = schema.text(node, source)
-    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", value) or not float(value):
+    if not schema.is_amount(value) or not float(value):
         raise Wrong(node, f"wants a number above 0, found {quote(value)}")
     return float(value)
 
