@@ -127,14 +127,14 @@ def test_hours_are_those_at_work_and_outlive_the_worker(worker: MakeWorker, caps
     """
     A worker that is killed has used its time; the next one ends by its own clock in the middle of a step.
     """
-    w = worker("budget: {hours: 0.0006}\ntasks:\n  - {id: a, run: sleep 600, retry: {attempts: 99}}\n")
+    w = worker("budget: {hours: 0.001}\ntasks:\n  - {id: a, run: sleep 600, retry: {attempts: 99}}\n")
     w.start().until("^a: started")
     w.kill(signal.SIGKILL)
     w.start().until("^a: started, attempt 2")
     first = used(w, capsys, "hours")
-    assert 0 < first < 0.0006
+    assert 0 < first < 0.001
     assert w.wait() == OUT_OF_BUDGET
-    assert used(w, capsys, "hours") >= 0.0006
+    assert used(w, capsys, "hours") >= 0.001
     assert w.run() == OUT_OF_BUDGET
     assert len(w.matching("^a: started")) == 2
 

@@ -87,19 +87,31 @@ def test_not_now_for_ever_is_given_up_after_patience(worker: MakeWorker) -> None
     assert w.matching("longer than its patience")
 
 
-def test_a_back_off_is_neither_forgotten_nor_begun_anew_by_a_dead_worker(worker: MakeWorker) -> None:
+def test_a_back_off_is_not_forgotten_by_a_dead_worker(worker: MakeWorker) -> None:
     """
-    A kill -9 in the middle of a wait of 3 s: the next worker waits for the rest of it.
+    A kill -9 in the middle of a wait: the next worker waits for the rest of it.
     """
-    w = worker("tasks:\n  - {id: a, run: 'test $AGENT_ATTEMPT -gt 1', retry: {delay: 3s}}\n")
-    w.start().until("a: attempt 1 exited with status 1; next in 3s")
-    failed = time.monotonic()
+    w = worker("tasks:\n  - {id: a, run: 'test $AGENT_ATTEMPT -gt 1', retry: {delay: 2s}}\n")
+    w.start().until("a: attempt 1 exited with status 1; next in 2s")
     w.kill()
-    assert w.start().until("run list: 1 steps")
-    w.until("a: started, attempt 2")
-    waited = time.monotonic() - failed
-    assert 2.5 < waited < 4.5, f"waited {waited:.1f} s"
-    assert w.wait() == 0
+    assert w.run() == 0
+    first, second = w.rows()
+    assert first.ended is not None and second.started - first.ended >= 1.99
+
+
+def test_a_back_off_is_not_begun_anew_by_the_next_worker(worker: MakeWorker) -> None:
+    """
+    A wait whose end has come while no worker lived is over.
+    """
+    w = worker("tasks:\n  - {id: a, run: 'test $AGENT_ATTEMPT -gt 1', retry: {delay: 4s}}\n")
+    w.start().until("a: attempt 1 exited with status 1; next in 4s")
+    w.kill()
+    (first,) = w.rows()
+    assert first.ended is not None
+    time.sleep(max(0.0, first.ended + 4 - time.time()))
+    began = time.time()
+    assert w.run() == 0
+    assert w.rows()[1].started - began < 4
 
 
 def test_codes_that_nothing_can_mend_fail_at_once(worker: MakeWorker) -> None:
