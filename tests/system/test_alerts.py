@@ -152,6 +152,23 @@ def test_a_worker_that_comes_back_is_not_told_of(agent: Machine) -> None:
     assert alerts(agent) == []
 
 
+def test_a_failure_that_comes_while_the_agent_is_looked_at_is_looked_at_too(agent: Machine) -> None:
+    """
+    The look may have come too early, as when systemd was about to start the agent once more.
+    """
+    look = "echo looked >>/run/looks; until [ -e /run/go ]; do sleep 0.02; done"
+    agent.write(
+        "/etc/systemd/system/agent-alert@.service.d/95-test.conf",
+        f"[Service]\nUser=\nGroup=\nExecStopPost=\nExecStopPost=+/bin/sh -c '{look}'\n",
+    )
+    agent.run("systemctl daemon-reload; systemctl start --no-block agent-alert@agent")
+    agent.run(
+        "until [ -e /run/looks ]; do sleep 0.02; done; systemctl start --no-block agent-alert@agent; touch /run/go"
+    )
+    settled(Service(agent, "tasks: []\n"))
+    assert agent.read("/run/looks") == "looked\n" * 2
+
+
 def test_a_unit_that_cannot_be_set_up_any_more_is_told_of_although_it_was_stopped_before(agent: Machine) -> None:
     """
     A folder that is not mounted after a reboot: no hook can run and say so.
