@@ -62,5 +62,6 @@ class Service:
         return dict(json.loads(self.machine.run("agentctl status --json").out))
 
     def processes(self, user: str = "agent") -> list[str]:
-        """Return the command lines of a user's processes."""
-        return self.machine.run(["ps", "-o", "args=", "-u", user], check=False).out.splitlines()
+        """Return the command lines of a user's processes; of those that have ended nothing runs any more."""
+        listed = self.machine.run(["ps", "-o", "stat=,args=", "-u", user], check=False).out.splitlines()
+        return [args for state, args in (line.split(maxsplit=1) for line in listed) if not state.startswith("Z")]

@@ -238,7 +238,7 @@ def test_a_stop_leaves_no_process_of_a_step(agent: Machine, how: str) -> None:
     else:
         stop(service)
     # In these cases it is the sentinel that ends them, at the same moment.
-    agent.run("timeout 2 sh -c 'while pgrep -u agent; do sleep 0.01; done'" if how in ("dead", "given up") else "true")
+    agent.run("timeout 20 sh -c 'while pgrep -u agent; do sleep 0.01; done'" if how in ("dead", "given up") else "true")
     assert service.processes() == []
 
 
@@ -253,10 +253,12 @@ tasks:
       - python3
       - -c
       - |
-        import time
+        import itertools, os, time
         began = last = time.monotonic()
         worst = 0
-        for n in range(6000):
+        for n in itertools.count():
+            if n % 1000 == 0 and os.path.exists("enough"):
+                break
             print(f"{n} {'x' * 60}", flush=True)
             now = time.monotonic()
             worst, last = max(worst, now - last), now
@@ -274,9 +276,10 @@ tasks:
         entry = service.wait("step-adopted", "a")
         died = [e for e in agent.journal("-u", "agent") if "Main process exited" in e["MESSAGE"]][-1]
         gaps.append((int(entry["__REALTIME_TIMESTAMP"]) - int(died["__REALTIME_TIMESTAMP"])) / 1e6)
+    agent.write("/var/lib/agent/work/enough", "")
     service.wait("step-done", "a")
     *lines, last = agent.read("/var/lib/agent/out/a").splitlines()
-    assert [int(line.split()[0]) for line in lines] == list(range(6000))
+    assert [int(line.split()[0]) for line in lines] == list(range(len(lines)))
     found = re.fullmatch(r"worst ([0-9.]+) ms", last)
     assert found is not None
     print(f"{last}; driven again after {', '.join(f'{gap:.2f}' for gap in gaps)} s")
