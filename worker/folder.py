@@ -1,6 +1,6 @@
 """The state folder: where the files of a run are, who may work in it, what is done with what cannot be read.
 
-STATE/ledger.db            what was tried and done (and its -wal, -shm)
+STATE/ledger.db            what was tried and done (and its -wal, -shm, or -journal)
 STATE/checkpoint.json      the run in one portable file
 STATE/out/STEP             results, whole
 STATE/steps/STEP/          a step's own folder, kept between its attempts

@@ -22,7 +22,7 @@ from worker.folder import Places
 from worker.ledger import DONE, LedgerCorrupt, Row, StorageFull
 from worker.ledger.effects import COMMITTED, Effect
 from worker.ledger.sqlite import SqliteLedger
-from worker.ledger.sqlite.database import strange_log
+from worker.ledger.sqlite.database import log as sqlite_log
 
 SQLITE = b"SQLite format 3\0"
 _FORCE = "nothing was changed; to set aside what is here all the same: --force"
@@ -106,6 +106,7 @@ class _Source(NamedTuple):
     main: IO[bytes] | None  # of a ledger, and its log
     log: IO[bytes] | None
     data: bytes  # of a checkpoint
+    ending: str = ""  # that of the log's name
 
 
 def _open(name: str) -> _Source:
@@ -122,14 +123,13 @@ def _open(name: str) -> _Source:
         if pid is not None:
             hint = f"let it write a copy: agentctl export COPY.db --state {os.path.dirname(path)}"
             raise StateHeld(f"{name}: a worker is at work on it, process {pid or 'unknown'}", hint)
-        log = None
-        if os.path.exists(f"{path}-wal") and not strange_log(path):
-            log = open(f"{path}-wal", "rb")  # noqa: SIM115
+        ending = sqlite_log(path)
+        log = open(path + ending, "rb") if ending else None  # noqa: SIM115
     except IsADirectoryError:
         raise StateError(f"{name}: is a folder", f"name the file: {name.rstrip('/')}/checkpoint.json") from None
     except OSError as exc:
         raise StateError(f"{exc.filename or name}: cannot be read: {exc.strerror}") from exc
-    return _Source(name, file, log, b"")
+    return _Source(name, file, log, b"", ending)
 
 
 def _run_of(config_path: str) -> tuple[str, str, bool] | None:
@@ -213,7 +213,7 @@ def _ledger(source: _Source, staged: Places) -> tuple[SqliteLedger, str]:
         revision = found.header.revision
         made = SqliteLedger.create(staged.ledger, found.attempts, facts, found.effects, revision)
         return made, found.header.written
-    for file, suffix in ((source.main, ""), (source.log, "-wal")):
+    for file, suffix in ((source.main, ""), (source.log, source.ending)):
         if file is not None:
             with open(staged.ledger + suffix, "wb") as copy:
                 shutil.copyfileobj(file, copy)

@@ -9,14 +9,14 @@ read is set aside, never overwritten; if nothing sound is left the worker does n
 import os
 from typing import NamedTuple
 
-from worker import checkpoint, files, folder, member, shelf, swap
+from worker import checkpoint, files, folder, member, mounts, shelf, swap
 from worker.checkpoint import Checkpoint, CheckpointError, Header
 from worker.config import Config
 from worker.errors import StateError
 from worker.folder import Places
 from worker.ledger import Ledger, LedgerCorrupt
 from worker.ledger.sqlite import SUFFIXES, SqliteLedger
-from worker.ledger.sqlite.database import strange_log
+from worker.ledger.sqlite.database import LOGS, strange_log
 from worker.plan import Plan
 
 
@@ -67,10 +67,16 @@ def _make_room(places: Places, notices: list[str]) -> None:
     before = swap.finish(places.root)
     if before is not None:
         notices.append(f"{places.root}: a restore that was cut off is finished; what was here before is in {before}")
-    if strange_log(places.ledger):
-        aside = folder.set_aside(f"{places.ledger}-wal")
-        notices.append(f"{places.ledger}: was put here beside the -wal of another one, which is set aside as {aside}")
-    for path in (places.ledger, f"{places.ledger}-wal", places.checkpoint):
+    strange = strange_log(places.ledger)
+    if strange:
+        aside = folder.set_aside(places.ledger + strange)
+        what = f"was put here beside the {strange} of another one, which is set aside as {aside}"
+        notices.append(f"{places.ledger}: {what}")
+    kind = mounts.kind(places.root)
+    if not mounts.shares_memory(kind):
+        what = f"is on {kind}, where SQLite cannot keep a write-ahead log"
+        notices.append(f"{places.root}: {what}; using a rollback journal, which is slower")
+    for path in (places.ledger, *(places.ledger + ending for ending in LOGS), places.checkpoint):
         _own(path)
     other = _other_run(places)
     if other is not None:
@@ -150,9 +156,9 @@ def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLe
         aside = folder.set_aside(places.ledger, SUFFIXES)
         notices.append(f"{places.ledger}: {broken}; set aside as {aside}")
     elif any(os.path.exists(places.ledger + suffix) for suffix in SUFFIXES):
-        # A -wal without its database must not meet the new one.
+        # A log without its database must not meet the new one.
         aside = folder.set_aside(places.ledger, SUFFIXES)
-        notices.append(f"{places.ledger}: missing, but its -wal is there; set aside as {aside}")
+        notices.append(f"{places.ledger}: missing, but its log is there; set aside as {aside}")
     try:
         facts = {"run": places.run} | found.header.facts
         ledger = SqliteLedger.create(places.ledger, found.attempts, facts, found.effects, found.header.revision)

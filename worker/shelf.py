@@ -13,7 +13,8 @@ import os
 from worker import files
 from worker.folder import Places
 
-_PARTS = ("ended", "out", "steps", "log", "checkpoint.json", "ledger.db-wal", "ledger.db-shm", "ledger.db")
+_LEDGER = tuple(f"ledger.db{ending}" for ending in ("-wal", "-journal", "-shm", ""))
+_PARTS = ("ended", "out", "steps", "log", "checkpoint.json", *_LEDGER)
 
 
 def put_away(places: Places, run: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 
 import pytest
@@ -481,3 +483,34 @@ def test_a_state_folder_that_cannot_be_written_is_named(agent: Machine, mount: s
     assert [line for line in said if message in line], said
     assert not [line for line in said if "Traceback" in line]
     assert agent.read("/var/lib/agent/checkpoint.json") == before
+
+
+def test_s1_a_state_folder_that_another_program_serves_has_no_write_ahead_log(agent: Machine) -> None:
+    """
+    Case S1, on FUSE: a rollback journal, said in one line; killed in the middle, nothing is done twice.
+    """
+    if shutil.which("bindfs") is None and os.environ.get("AGENT_REQUIRE_SYSTEM") != "1":
+        pytest.skip("needs the package bindfs")
+    agent.run(
+        "[ -e /dev/fuse ] || mknod /dev/fuse c 10 229; mkdir /var/served; chown agent:agent /var/served; "
+        "mkdir -p /var/lib/agent; bindfs /var/served /var/lib/agent"
+    )
+    tasks = """
+tasks:
+  - {id: s, foreach: {range: 1-8}, run: 'echo "$AGENT_ITEM" >>../ran'}
+  - {id: killed, needs: [s], run: 'until [ -e go ]; do sleep 0.02; done'}
+"""
+    service = Service(agent, tasks, "")
+    service.start()
+    (said,) = [e["MESSAGE"] for e in agent.journal("-u", "agent") if "journal" in e["MESSAGE"]]
+    assert said.startswith("/var/lib/agent: is on fuse")
+    service.wait("step-started", "killed")
+    assert service.status()["steps"]["done"] == 8
+    service.kill("SIGKILL")
+    service.wait("step-adopted", "killed")
+    agent.write("/var/lib/agent/work/go", "")
+    service.wait("run-done")
+    service.wait_ended()
+    assert agent.read("/var/served/ran").split() == [str(n) for n in range(1, 9)]
+    assert "ledger.db-wal" not in agent.run("ls /var/served").out.split()
+    agent.run("umount /var/lib/agent")

@@ -1,7 +1,8 @@
 """The ledger in SQLite: one file, one writer, one flush for each durable step.
 
 Write-ahead log with synchronous=FULL: when a transaction returns it survives a power cut
-(sqlite.org/pragma.html#pragma_synchronous).  The writer holds the state folder's lock; readers need none.
+(sqlite.org/pragma.html#pragma_synchronous).  The writer holds the state folder's lock; readers need none.  On a file
+system that cannot have such a log it is a rollback journal, and readers and the writer wait for one another.
 """
 
 import contextlib
@@ -13,14 +14,14 @@ from worker import files, points
 from worker.errors import StateError
 from worker.ledger import DONE, Claim, Ending, LedgerCorrupt, Recorded, Row
 from worker.ledger.effects import Effect
-from worker.ledger.sqlite.database import connect, errors, strange_log, transaction
+from worker.ledger.sqlite.database import LOGS, Database, connect, errors, prepare, reading, transaction
 from worker.ledger.sqlite.effects import SCHEMA as EFFECTS_SCHEMA
 from worker.ledger.sqlite.effects import SqliteEffects
 
 VERSION = 2
 # Larger ledgers are read as they are: a look at every page would hold up the start for too long.
 _CHECKED_MAX = 512 * 1024 * 1024
-SUFFIXES = ("", "-wal", "-shm")  # the files of one database
+SUFFIXES = ("", "-shm", *LOGS)  # the files of one database
 _MOVED = "moved"  # in place of a boot's id: the attempt was open on another machine
 
 _SCHEMA = """
@@ -79,7 +80,7 @@ class SqliteLedger:
     shared = False
     worker = ""
 
-    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: str, connection: Database) -> None:
         self.path = path
         self.effects = SqliteEffects(connection)
         self._db = connection
@@ -105,7 +106,6 @@ class SqliteLedger:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temp + suffix)
         with errors(), contextlib.closing(connect(temp, "rwc")) as db:
-            db.execute("PRAGMA journal_mode = WAL")  # kept in the file: whoever opens it uses the log
             db.executescript(f"BEGIN; {_SCHEMA} {EFFECTS_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
             fresh = cls(temp, db)
             fresh.restore(rows)
@@ -126,18 +126,14 @@ class SqliteLedger:
         if not os.path.exists(path):
             raise FileNotFoundError(path)
         with errors():
-            # A read-only disk: nobody writes, and there can be no log.  Or there is one, which is not this ledger's.
-            alone = not os.access(os.path.dirname(path), os.W_OK) and not os.path.exists(f"{path}-wal")
-            mode = "ro&immutable=1" if alone or strange_log(path) else "ro"
-            db = connect(path, mode if read_only else "rw")
+            db = connect(path, reading(path) if read_only else "rw")
             ledger = cls(path, db)
             try:
                 version = ledger._check(thorough=not read_only)  # before anything that writes: damage stays as it is
                 if version < VERSION:
                     ledger._migrate(version, read_only)
                 if not read_only:
-                    db.execute("PRAGMA journal_mode = WAL")  # a copy that was put back has none yet
-                    db.execute("PRAGMA synchronous = FULL")
+                    prepare(db, path)  # a copy that was put back has no log yet
                 ledger._load()
             except BaseException:
                 db.close()

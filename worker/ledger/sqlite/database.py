@@ -5,12 +5,14 @@ import os
 import sqlite3
 from collections.abc import Iterator
 
-from worker import points
+from worker import mounts, points
 from worker.errors import StateError
 from worker.ledger import LedgerCorrupt, StorageFull
 
 # Well below any WatchdogSec: waiting for another writer must not look like a hang.
 _BUSY_SECONDS = 5.0
+LOGS = ("-wal", "-journal")
+_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _WAIT_AND_RETRY = {
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
@@ -19,31 +21,115 @@ _WAIT_AND_RETRY = {
 }
 
 
-def connect(path: str, mode: str) -> sqlite3.Connection:
+class Database(sqlite3.Connection):
+    """A connection; `write_ahead`: the database has a write-ahead log, and not a rollback journal."""
+
+    write_ahead = True
+
+
+def connect(path: str, mode: str) -> Database:
     """Open the database at `path`; `mode` is that of sqlite.org/uri.html: ro, rw or rwc."""
     name = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    return sqlite3.connect(f"file:{name}?mode={mode}", uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+    uri = f"file:{name}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, factory=Database)
 
 
-def strange_log(path: str) -> bool:
-    """Return whether the -wal beside the database at `path` is another one's, into which SQLite would play it.
+def prepare(db: Database, path: str) -> None:
+    """Let every transaction that is meant to be durable survive a power cut, however `path` is stored."""
+    db.write_ahead = mounts.shares_memory(mounts.kind(path))
+    if db.write_ahead:
+        db.execute("PRAGMA journal_mode = WAL")  # kept in the file: whoever opens it uses the log
+    else:
+        # One that comes with a log is brought in without anything that would have to be shared.
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = TRUNCATE")
+        db.execute("PRAGMA locking_mode = NORMAL")
+        db.execute("PRAGMA user_version").fetchone()  # the lock is given back at the next look
+    db.execute("PRAGMA synchronous = FULL")
 
-    A ledger at work says in its header that it has a log (sqlite.org/fileformat.html, offset 18); our copies say
-    that they have none.
+
+def log(path: str) -> str:
+    """Return the ending of what holds a part of the database at `path`: "-wal", "-journal" after a crash, or ""."""
+    return next((ending for ending in LOGS if _counts(path + ending) and ending != strange_log(path)), "")
+
+
+def strange_log(path: str) -> str:
+    """Return the ending of a log beside the database at `path` that is another one's; SQLite would play it in.
+
+    A ledger at work says in its header that it has a write-ahead log; our copies, and those at work with a rollback
+    journal, say that they have none.
     """
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        file.seek(18)
-        return file.read(2) == b"\1\1" and os.path.exists(f"{path}-wal")
+    head = _head(path)
+    if head and not _ahead(head) and os.path.exists(f"{path}-wal"):
+        return "-wal"
+    if head and _counts(f"{path}-journal") and not _belongs(f"{path}-journal", head):
+        return "-journal"
+    return ""
+
+
+def reading(path: str) -> str:
+    """Return the mode in which somebody who does not mean to write opens the database at `path`."""
+    if strange_log(path):
+        return "ro&immutable=1"
+    if log(path) == "-journal" and os.access(path, os.W_OK):
+        return "rw"  # a commit that was cut off is taken back by whoever comes first
+    if _ahead(_head(path)) and not os.path.exists(f"{path}-wal") and not os.access(os.path.dirname(path), os.W_OK):
+        return "ro&immutable=1"  # a read-only disk: nobody writes, and there can be no log
+    return "ro"
+
+
+def _head(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(100)
+    except OSError:
+        return b""
+
+
+def _ahead(head: bytes) -> bool:
+    """Return whether a database whose file begins like this has a write-ahead log.
+
+    sqlite.org/fileformat.html, offset 18.
+    """
+    return head[18:20] == b"\2\2"
+
+
+def _belongs(journal: str, head: bytes) -> bool:
+    """Return whether a rollback journal is of the database whose first page begins with `head`.
+
+    A commit counts the changes of the file on (offset 24) and so saves the first page as it was, which has been
+    written over by then, or not.  Before it comes to that, the page still says how large the file was (offset 28).
+    sqlite.org/fileformat.html, "The Database Header" and "The Rollback Journal".
+    """
+    with open(journal, "rb") as file:
+        start = file.read(28)
+        pages, sector, page = (int.from_bytes(start[at : at + 4], "big") for at in (16, 20, 24))
+        file.seek(sector)
+        while number := file.read(4):
+            before = file.read(page)
+            if int.from_bytes(number, "big") == 1:
+                changes, now = (int.from_bytes(found[24:28], "big") for found in (before, head))
+                return (now - changes) & 0xFFFFFFFF in (0, 1)
+            file.seek(4, os.SEEK_CUR)
+    return pages == int.from_bytes(head[28:32], "big")
+
+
+def _counts(log: str) -> bool:
+    """Return whether there is anything in a log.  A rollback journal that is over has no head any more."""
+    with contextlib.suppress(OSError), open(log, "rb") as file:
+        head = file.read(len(_JOURNAL))
+        return head == _JOURNAL or (log.endswith("-wal") and bool(head))
     return False
 
 
 @contextlib.contextmanager
-def transaction(db: sqlite3.Connection, durable: bool = True) -> Iterator[None]:
+def transaction(db: Database, durable: bool = True) -> Iterator[None]:
     """One transaction, all or nothing.  IMMEDIATE: a second writer waits here, not in the middle.
 
     `durable`: it survives a power cut once it has returned (the connection has synchronous=FULL); otherwise
-    the next durable one makes it so.
+    the next durable one makes it so.  With a rollback journal each is: a power cut could break the file otherwise.
     """
+    durable = durable or not db.write_ahead
     with errors():
         if not durable:
             db.execute("PRAGMA synchronous = NORMAL")
@@ -68,7 +154,11 @@ def errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.DatabaseError as exc:
-        code = getattr(exc, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary code
+        extended = getattr(exc, "sqlite_errorcode", 0)
+        code = extended & 0xFF  # the low byte is the primary code
+        if extended == sqlite3.SQLITE_READONLY_ROLLBACK:
+            what = "a commit was cut off, which has to be taken back first"
+            raise StateError(f"the ledger cannot be read as it is: {what}; start the agent, or look as root") from exc
         if code in _WAIT_AND_RETRY:
             raise StorageFull(str(exc)) from exc
         if code == sqlite3.SQLITE_READONLY:

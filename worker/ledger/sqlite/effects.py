@@ -5,7 +5,6 @@ gone so is its claim.  No clock can take it away.
 """
 
 import os
-import sqlite3
 from collections.abc import Iterable, Iterator
 
 from worker import clock
@@ -20,7 +19,7 @@ from worker.ledger.effects import (
     Answer,
     Effect,
 )
-from worker.ledger.sqlite.database import errors, transaction
+from worker.ledger.sqlite.database import Database, errors, transaction
 
 SCHEMA = """
 CREATE TABLE effects (
@@ -45,7 +44,7 @@ _HOLES = ", ".join("?" * len(Effect._fields))
 class SqliteEffects:
     """The effects in a ledger's database; see worker.ledger.effects.Effects."""
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
         self._me = _process(os.getpid()) or "?"
 

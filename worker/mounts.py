@@ -1,0 +1,37 @@
+"""Which file system holds a path, and whether SQLite can keep a write-ahead log there.
+
+The log's index is memory that all its users share; over a network, and through most programs that serve files, it
+is not shared, or cannot be mapped at all (sqlite.org/wal.html).
+"""
+
+import os
+import re
+
+MOUNTINFO = "/proc/self/mountinfo"
+_NO_SHARED_MEMORY = {
+    "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuseblk", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs",
+    "nfs4", "ocfs2", "orangefs", "prl_fs", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs",
+}  # fmt: skip
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+def kind(path: str, mountinfo: str = MOUNTINFO) -> str:
+    """Return the type of the file system that holds `path`, as proc(5) names it, or "" where that is not told."""
+    real = os.path.realpath(path)
+    best, found = -1, ""
+    try:
+        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                mount, _, device = line.partition(" - ")
+                point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), mount.split(" ")[4])
+                inside = real == point or real.startswith(point.rstrip("/") + "/")
+                if inside and len(point) >= best:  # the later one lies on top
+                    best, found = len(point), device.split(" ")[0]
+    except (OSError, IndexError):
+        return ""
+    return found
+
+
+def shares_memory(kind: str) -> bool:
+    """Return whether processes that map a file of such a file system see the same bytes."""
+    return kind not in _NO_SHARED_MEMORY and kind.partition(".")[0] != "fuse"
