@@ -5,9 +5,10 @@ AGENT_ATTEMPT, AGENT_EVENT; a step's lines under the step's own SYSLOG_IDENTIFIE
 or the systemd package is missing, the same lines are printed.
 """
 
+import atexit
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from worker.lines import LINE_MAX
 
@@ -146,16 +147,21 @@ def _stderr_is_journal(stream: str) -> bool:
 def _journal_sender() -> Send | None:
     try:
         from systemd import journal
+
+        from worker.inlet import Inlet
     except ImportError:
         return None
 
+    def put(entry: Sequence[str]) -> None:
+        journal.sendv(*entry)
+
+    inlet = Inlet(put)
+    atexit.register(inlet.close)
+
     def send(message: str, priority: int, fields: Mapping[str, str]) -> None:
+        named = {"MESSAGE": message, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": "agent"} | dict(fields)
         try:
-            journal.sendv(
-                f"MESSAGE={message}",
-                f"PRIORITY={priority}",
-                *(f"{name}={value}" for name, value in ({"SYSLOG_IDENTIFIER": "agent"} | dict(fields)).items()),
-            )
+            inlet.pass_on([f"{name}={value}" for name, value in named.items()], event="MESSAGE_ID" in fields)
         except OSError:
             _print_with_priority(message, priority, fields)  # journald is restarting
 

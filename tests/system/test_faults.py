@@ -514,3 +514,30 @@ tasks:
     assert agent.read("/var/served/ran").split() == [str(n) for n in range(1, 9)]
     assert "ledger.db-wal" not in agent.run("ls /var/served").out.split()
     agent.run("umount /var/lib/agent")
+
+
+def test_j5_a_journald_that_is_restarted_or_hangs_stops_nobody(agent: Machine) -> None:
+    """
+    Case J5: the worker lives, the step's result is whole, and the journal says how many lines it lacks.
+    """
+    tasks = """
+tasks:
+  - {id: a, run: 'until [ -e go ]; do echo line; sleep 0.001; done; echo last'}
+  - {id: b, run: 'until [ -e /run/on ]; do sleep 0.02; done'}
+"""
+    service = Service(agent, tasks, "[Service]\nWatchdogSec=2s\n")
+    service.start()
+    service.wait("step-started", "a")
+    pid = service.pid
+    agent.run("systemctl restart systemd-journald")
+    journald = agent.show("systemd-journald", "MainPID")["MainPID"]
+    agent.run(f"kill -STOP {journald}; sleep 5; touch /var/lib/agent/work/go")
+    agent.run("until [ -s /var/lib/agent/out/a ]; do sleep 0.02; done")
+    agent.run(f"kill -CONT {journald}; touch /run/on")
+    service.wait("run-done")
+    assert service.per_step("step-done") == {"a": 1, "b": 1}
+    assert [entry["_PID"] for entry in service.events("run-done")] == [str(pid)]
+    *lines, last = agent.read("/var/lib/agent/out/a").splitlines()
+    assert set(lines) == {"line"} and last == "last"
+    said = [entry["MESSAGE"] for entry in agent.journal("-u", "agent")]
+    assert [text for text in said if "lines of steps are missing here" in text]

@@ -1,0 +1,63 @@
+"""The journal's inlet: what is done while journald takes nothing.
+
+Sending to it waits for as long as it hangs, and so would the worker, until systemd killed it in journald's stead.
+What is not taken within PATIENCE is kept if it is an event, and is sent later; a step's lines are left out, and
+counted: they are in its output file.
+"""
+
+import collections
+import contextlib
+import select
+import socket
+from collections.abc import Callable, Sequence
+
+PATIENCE = 1.0
+_KEPT_MAX = 1000  # of events, the newest
+_SOCKET = "/run/systemd/journal/socket"
+
+
+class Inlet:
+    """Passes entries on, in order, to a `put` that may wait; never waits itself for longer than PATIENCE."""
+
+    def __init__(self, put: Callable[[Sequence[str]], None], path: str = _SOCKET) -> None:
+        self._put = put
+        self._kept: collections.deque[Sequence[str]] = collections.deque(maxlen=_KEPT_MAX)
+        self._left_out = 0
+        self._ready: select.poll | None = None
+        self._probe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with contextlib.suppress(OSError):  # there is none to ask: whoever puts will see
+            self._probe.connect(path)
+            self._ready = select.poll()
+            # unix(7): a connected datagram socket can be written to when the other's queue has room.
+            self._ready.register(self._probe, select.POLLOUT)
+
+    def pass_on(self, entry: Sequence[str], event: bool) -> None:
+        """Put `entry`, or deal with it as the module says."""
+        behind = bool(self._kept or self._left_out)
+        if self._takes(0.0 if behind else PATIENCE) and self._catch_up():
+            self._put(entry)
+        elif event:
+            self._kept.append(entry)
+        else:
+            self._left_out += 1
+
+    def close(self) -> None:
+        """Put what was kept, if that can be done within PATIENCE."""
+        if (self._kept or self._left_out) and self._takes(PATIENCE):
+            self._catch_up()
+
+    def _catch_up(self) -> bool:
+        """Put what could not be put before; return whether all of it was."""
+        while self._kept:
+            self._put(self._kept[0])
+            self._kept.popleft()
+            if not self._takes(0.0):
+                return False
+        if self._left_out:
+            text = f"MESSAGE=the journal took nothing for a while; {self._left_out} lines of steps are missing here"
+            self._put((text, "PRIORITY=4", "SYSLOG_IDENTIFIER=agent"))
+            self._left_out = 0
+        return True
+
+    def _takes(self, patience: float) -> bool:
+        return self._ready is None or bool(self._ready.poll(patience * 1000))
