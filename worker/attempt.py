@@ -26,13 +26,13 @@ from worker.family import Cohort, Descent, Effort, Family
 from worker.folder import Places
 from worker.journal import NOTICE, WARNING, Journal
 from worker.leader import Leader
+from worker.limits import Limits, complaint
 from worker.output import missing
 from worker.plan import Step
 from worker.programs import CHECK, Program, Programs
-from worker.signs import Limits, Said
+from worker.signs import Said
 from worker.slot import Slot, saved
 from worker.streams import Streams
-from worker.timespan import show
 
 RUNNING, ENDING, SWEEPING, OVER = range(4)
 
@@ -413,13 +413,7 @@ class Attempt:
 
     def _end_for(self, limit: str, now: float) -> None:
         self._limit = limit
-        span = show(getattr(self.step.task, limit) or 0)
-        self._why = {
-            "timeout": f"took longer than its timeout of {span}",
-            "watchdog": f"sent no WATCHDOG=1 for {span}",
-            "stall_after": f"gave no sign of life for {span}",
-            "progress_every": f"made no progress for {span}",
-        }[limit]
+        self._why = complaint(limit, self.step.task)
         self.detail = process.describe_all(self._family.members())
         self._say("step-ending", f"{self._why}; ending it ({process.describe(self.pid)})", WARNING)
         self._ask_to_end(LIMIT_GRACE, now)

@@ -1,4 +1,4 @@
-"""Signs of life: what a running step says on its own notify socket, and how long it may be silent.
+"""Signs of life: what a running step says on its own notify socket.
 
 A step speaks sd_notify(3) to the worker exactly as the worker does to systemd.  Understood are
 `WATCHDOG=1`, `STATUS=`, `EXTEND_TIMEOUT_USEC=` and, as systemd asks of private fields, with an X_ in
@@ -8,14 +8,13 @@ front: `X_AGENT_PROGRESS=3/10`, `X_AGENT_SPEND=0.12`, `X_AGENT_RETRY_AFTER=120`.
 
 import array
 import contextlib
-import math
 import os
 import re
 import socket
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from worker.task import Task
+from worker.limits import Limits
 
 # Longer than any message a sane step sends; the rest of a longer datagram is dropped by the kernel.
 _MESSAGE_MAX = 64 * 1024
@@ -175,112 +174,6 @@ def _take_control(control: list[tuple[int, int, bytes]]) -> tuple[int, list[int]
         elif kind == socket.SCM_CREDENTIALS:
             pid = numbers[0]
     return pid, descriptors
-
-
-class Limits:
-    """How long one attempt may take and how long it may be silent, on the monotonic clock.
-
-    `timeout` counts from the start, `watchdog` from the last beat, `stall_after` from the last
-    sign of life of any kind, `progress_every` from the last progress.  All in seconds; None means no
-    such limit.
-    """
-
-    __slots__ = (
-        "_beat",
-        "_progress",
-        "_sign",
-        "_timeout_at",
-        "own",
-        "parked",
-        "progress_every",
-        "stall_after",
-        "timeout",
-        "watchdog",
-    )
-
-    def __init__(self, now: float, task: Task) -> None:
-        self.timeout = _or_never(task.timeout)
-        self.watchdog = _or_never(task.watchdog)
-        self.stall_after = _or_never(task.stall_after)
-        self.progress_every = _or_never(task.progress_every)
-        # What the step promised holds for its own program, not for what runs before and after it.
-        self.own = True
-        self.parked = False  # it waits for another step, and only its timeout holds
-        self._timeout_at = now + self.timeout
-        self._sign = self._beat = self._progress = now
-
-    def restart(self, now: float, own: bool) -> None:
-        """Begin a new program of the same attempt; the timeout goes on."""
-        self.own = own
-        self._sign = self._beat = self._progress = now
-
-    def memo(self) -> list[Any]:
-        """Return what `resume` needs, times on the monotonic clock; inf, which JSON has no number for, as null."""
-        timeout_at = None if self._timeout_at == math.inf else self._timeout_at
-        return [timeout_at, self._sign, self._beat, self._progress, self.own]
-
-    def resume(self, memo: list[Any]) -> None:
-        """Go on from another worker's `memo` of the same boot."""
-        timeout_at, self._sign, self._beat, self._progress, self.own = memo
-        self._timeout_at = math.inf if timeout_at is None else timeout_at
-
-    def park(self, parked: bool, now: float) -> None:
-        """Suspend the limits on silence, or begin them anew."""
-        if self.parked and not parked:
-            self._sign = self._beat = self._progress = now
-        self.parked = parked
-
-    def sign(self, now: float) -> None:
-        """Note output, a status or CPU time used."""
-        self._sign = now
-
-    def beat(self, now: float) -> None:
-        """Note a WATCHDOG=1."""
-        self._sign = self._beat = now
-
-    def progress(self, now: float) -> None:
-        """Note that the step got further than ever before."""
-        self._sign = self._progress = now
-
-    def extend(self, now: float, seconds: float) -> None:
-        """Let the timeout be no nearer than `seconds` from now (EXTEND_TIMEOUT_USEC=, sd_notify(3))."""
-        self._timeout_at = max(self._timeout_at, now + seconds)
-
-    def excuse(self, seconds: float) -> None:
-        """Leave `seconds` uncharged: time in which the worker itself did not run or read."""
-        self._timeout_at += seconds
-        self._sign += seconds
-        self._beat += seconds
-        self._progress += seconds
-
-    @property
-    def last_sign(self) -> float:
-        return self._sign
-
-    def deadline(self) -> float:
-        """Return when the first limit is reached if nothing more is heard; inf if there is none."""
-        return min(at for _, at in self._ends())
-
-    def broken(self, now: float) -> str | None:
-        """Return the name of the limit that has been passed, or None."""
-        return next((name for name, at in self._ends() if now >= at), None)
-
-    def shortest(self) -> float:
-        """Return the smallest limit in seconds; inf if there is none."""
-        return min(self.timeout, self.watchdog, self.stall_after, self.progress_every)
-
-    def _ends(self) -> Iterator[tuple[str, float]]:
-        yield "timeout", self._timeout_at
-        if self.parked:
-            return
-        yield "stall_after", self._sign + self.stall_after
-        if self.own:
-            yield "watchdog", self._beat + self.watchdog
-            yield "progress_every", self._progress + self.progress_every
-
-
-def _or_never(seconds: float | None) -> float:
-    return math.inf if seconds is None else seconds
 
 
 class Said:

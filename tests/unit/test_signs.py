@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.plans import task
-from worker.signs import Limits, NotifySocket, Sign, parse
+from worker.limits import Limits
+from worker.signs import NotifySocket, Sign, parse
 
 
 @pytest.mark.parametrize(
