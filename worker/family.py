@@ -122,6 +122,11 @@ class Cohort:
         return how if memory.peak is None else f"{how}; at most {memory.peak / 2**20:.0f} MiB were in use"
 
 
+def of(group: Group | None, marker: bytes, others: Callable[[int], Collection[int]]) -> Family:
+    """Return the family of a slot that has this cgroup, or none; otherwise as for Descent."""
+    return Descent(marker, others) if group is None else Cohort(group)
+
+
 class Effort:
     """The CPU time that a family uses, looked at now and then."""
 

@@ -27,6 +27,10 @@ class Program(NamedTuple):
         """Whether its standard output may be the step's result; that of the others belongs to the log."""
         return self.own or self.name == CHECK
 
+    def said(self, text: str) -> str:
+        """Return what is to be said of it; of the step's own there is no need to say which one it is."""
+        return f"{self.name}: {text}" if self.name else text
+
 
 class Programs:
     """Those still to come, and `effect`: what is known of the step's own."""
@@ -71,13 +75,28 @@ class Programs:
         if program.own:
             self.effect = "none"
 
-    def ended(self, program: Program, status: int | None, by_itself: bool) -> None:
-        """Note an exit status, which is the program's own word if nobody made it end."""
+    def ended(
+        self, program: Program, status: int | None, by_itself: bool, fault: str | None
+    ) -> tuple[Program | None, str]:
+        """Note an exit status, which is the program's own word if nobody made it end (`by_itself`).
+
+        `fault`: what was expected of it and is not so.  Return the one to start now, or None and why no other one
+        follows, where there is more to say than the status does.
+        """
         if program.own and status is not None and (status == TEMPORARY or (status > 0 and by_itself)):
             self.effect = "refused"
         elif program.name == CHECK and status == 0 and by_itself:
             self.found = True
             self._skip_own()
+        if program.name == CHECK and status == 1 and by_itself:  # it had not happened
+            return self.next(), ""
+        if status == 0 and by_itself:
+            if fault:
+                return None, f"exited with status 0, but {fault}"
+            return (self.next() if self._left else None), ""
+        if program.own or not status:
+            return None, ""
+        return None, program.said(f"ended with status {status}" if status > 0 else f"ended with signal {-status}")
 
     def _skip_own(self) -> None:
         self._left = [other for other in self._left if other.name not in ("before", "")]
