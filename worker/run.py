@@ -7,7 +7,7 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 import contextlib
 import json
 import math
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from worker import (
     __version__,
@@ -18,19 +18,16 @@ from worker import (
     ledger,
     points,
     process,
-    status,
 )
 from worker import board as boards
 from worker.attempt import Attempt
 from worker.board import Board
 from worker.broker import Broker
 from worker.crew import Ended
-from worker.decide import Verdict
 from worker.disk import Stopped
 from worker.errors import OK, STEP_FAILED, WORK_LEFT, AgentError
 from worker.errors import OUT_OF_BUDGET as BUDGET_SPENT
 from worker.events import Signals
-from worker.journal import ERROR, NOTICE, WARNING
 from worker.ledger import Claim, Ending
 from worker.orders import EXIT_GRACE, LEFT, OUT_OF_BUDGET, STOP_GRACE, STOPPED, Orders
 from worker.peers import Peers
@@ -38,6 +35,7 @@ from worker.plan import Plan
 from worker.standing import Standing
 from worker.steward import Steward
 from worker.succession import Predecessor, Succession
+from worker.voice import Voice
 from worker.workshop import Workshop
 
 if TYPE_CHECKING:
@@ -72,7 +70,6 @@ class Run:
         self._persist = shop.persist
         self._before = before
         self._boot = clock.boot_id()
-        self._began = clock.monotonic()
         changed = self._companions.changed
         self._steward = Steward(
             self._running, self._ledger, self._places, self._journal, self._outcomes, self._persist, changed,
@@ -82,9 +79,10 @@ class Run:
         self._broker = Broker(self._ledger.effects, self._persist, ask, note, told)
         self._broker.changed = changed
         self._standing = Standing(steps, self._ledger, self._persist)
+        self._voice = Voice(shop, self._standing)
         self._succession = Succession(
             self._standing, self._crew, shop.slots, self._ledger, self._places, self._results, self._journal,
-            self._persist, self._watchdog.wait, self._tell, self._boot, before,
+            self._persist, self._watchdog.wait, self._voice.ended, self._boot, before,
         )  # fmt: skip
         self._peers = self._others() if self._ledger.shared else None
         if self._peers is not None:
@@ -94,7 +92,7 @@ class Run:
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
         signals = Signals(self._shop.events, Orders.SIGNALS, self._orders.hear)
-        server = control.Server(self._places.control, self._shop.events, self.snapshot, self._broker)
+        server = control.Server(self._places.control, self._shop.events, self._voice.snapshot, self._broker)
         try:
             self._notifier.ready("reading what was done before")
             self._begin()
@@ -180,13 +178,11 @@ class Run:
         spent = self._meter.state().spent()
         if self._orders.ending == OUT_OF_BUDGET and not spent:
             self._orders.ending = None  # steps that were asked to end do so, and are begun again
-            text = f"run {self._places.run}: the budget has been raised; going on"
-            self._journal.event("state", text, priority=NOTICE)
+            self._voice.budget_raised()
         upcoming = decide.Next([]) if self._orders.ending else self._decide()
         if self._orders.ending or upcoming.finished is not None or not spent:
             return upcoming
-        text = f"run {self._places.run}: the budget is spent, {spent}; ending the steps"
-        self._journal.event("budget-spent", text, priority=ERROR)
+        self._voice.budget_spent(spent)
         self._orders.end(OUT_OF_BUDGET)
         return decide.Next([])
 
@@ -223,7 +219,7 @@ class Run:
                 self._discard(ending)
                 continue
             self._outcomes.step(verdict.outcome, found, again)
-            self._tell(ending.step, ending.number, verdict, clock.monotonic() - attempt.started)
+            self._voice.ended(ending.step, ending.number, verdict, clock.monotonic() - attempt.started)
         if ended or not all(claim.harmless for claim in recorded.claims):
             self._companions.changed()
             self._companions.keep(clock.monotonic())
@@ -236,16 +232,14 @@ class Run:
                 self._give_back(recorded.claims[place:])
                 break
             step, number = claim.step, claim.number
-            text = f"{step}: started" if number == 1 else f"{step}: started, attempt {number}"
-            self._journal.event("step-started", text, step=step, attempt=number)
+            self._voice.started(step, number)
             self._board.set(step, boards.RUNNING)
             if not self._crew.start(claim, self._plan.by_id[step], self._board.progress(step)):
                 self._board.set(step, boards.ELSEWHERE)
-                text = f"{step}: its claim had run out before it could begin, and is another worker's"
-                self._journal.event("step-lost", text, step=step, attempt=number, priority=WARNING)
+                self._voice.late(step, number)
             elif self._orders.ending:
                 self._orders.interrupt(self._running[step])
-        self._notifier.status(self._summary(), clock.monotonic())
+        self._notifier.status(self._voice.summary(), clock.monotonic())
         return again
 
     def _give_back(self, claims: list[Claim]) -> None:
@@ -291,8 +285,7 @@ class Run:
     def _discard(self, ending: Ending) -> None:
         """Forget what an attempt did whose claim was lost before its end could be recorded."""
         self._results.discard(ending.step)
-        text = f"{ending.step}: attempt {ending.number} ended, but its claim is another worker's by now; not recorded"
-        self._journal.event("step-lost", text, step=ending.step, attempt=ending.number, priority=WARNING)
+        self._voice.lost(ending)
         self._read_all()
 
     # -- beginning and end
@@ -330,7 +323,7 @@ class Run:
             self._companions.changed()
         self._broker.inherit(self._succession.claims())
         self._outcomes.effect("skipped", self._board.count(boards.DONE))
-        self._announce(found)
+        self._voice.opening(found, self._before.ends.faults)
         self._succession.know_again(found.gone)
         work_is_left = self._upcoming().finished is None
         if not self._orders.done:
@@ -343,16 +336,6 @@ class Run:
     def _allow_descriptors(self) -> None:
         if self._list.settings.concurrency > _FEW:
             process.allow_descriptors(_EACH * self._list.settings.concurrency + _OTHERS)
-
-    def _announce(self, found: boards.Replay) -> None:
-        if self._shop.undivided:
-            text = "steps do not outlive this worker: the unit's cgroup is not its to divide (Delegate=, User=)"
-            self._journal.event("state", text, priority=NOTICE)
-        if self._before.ends.faults:
-            text = f"the last worker was not well: {self._before.ends.faults[-1]}"
-            self._journal.event("state", text, priority=NOTICE)
-        for news in status.opening(self._places.run, self._board, self._places.root, found.changed, found.gone):
-            self._journal.event(news.event, news.text, step=news.step, priority=news.priority)
 
     def _goes_on(self, finished: str) -> bool:
         """Take in what has come while the end was made known: work that was dropped in, or a larger budget."""
@@ -385,8 +368,8 @@ class Run:
             self._succession.know_again(self._read_all().gone)
             facts = {"state": "running", "total": str(self._board.total)}
             self._persist(lambda: self._ledger.note(facts))
-            self._journal.event("reloaded", f"the configuration was read again: {self._board.total} steps")
-        self._notifier.ready(self._summary())
+            self._voice.reloaded()
+        self._notifier.ready(self._voice.summary())
 
     def _conclude(self, finished: str) -> None:
         """Write down how the run stands, and say so."""
@@ -395,28 +378,9 @@ class Run:
                 facts = {"state": finished, "outcomes": json.dumps(self._outcomes.counts)}
                 self._persist(lambda: self._ledger.note(facts))
             self._companions.changed()
-        took = clock.monotonic() - self._began
-        spent = self._meter.state()
-        news = status.closing(finished, self._places.run, self._board, self._crew.started, took, self._outcomes, spent)
-        self._journal.event(news.event, news.text, priority=news.priority, AGENT_OUTCOMES=self._outcomes.text())
+        self._voice.closing(finished)
         self._companions.conclude(finished)
 
     def _exit_status(self, finished: str) -> int:
-        self._notifier.stopping(self._summary(), EXIT_GRACE)
+        self._notifier.stopping(self._voice.summary(), EXIT_GRACE)
         return {"done": OK, "failed": STEP_FAILED, OUT_OF_BUDGET: BUDGET_SPENT}.get(finished, WORK_LEFT)
-
-    # -- what people see
-
-    def _summary(self) -> str:
-        return status.summary(self._board, self._running.values(), self._shop.disk.waiting_for)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return how the run stands, for the control socket."""
-        running, waiting_for = self._running.values(), self._shop.disk.waiting_for
-        found = status.snapshot(self._places.run, self._board, running, waiting_for, self._outcomes, clock.now())
-        return found | {"budget": self._meter.state().show(), "copy": self._shop.copies.describe()}
-
-    def _tell(self, step: str, number: int, verdict: Verdict, took: float = 0.0) -> None:
-        """Say in the journal what became of an attempt."""
-        news = status.news(step, number, verdict, took, self._board)
-        self._journal.event(news.event, news.text, step=step, attempt=number, priority=news.priority)

@@ -1,0 +1,93 @@
+"""The voice of a run: what it says in the journal and to systemd, and what it answers when it is asked how it stands.
+
+The words are in worker/status.py; here they meet the run as it is at the moment.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from worker import clock, status
+from worker.board import Board, Replay
+from worker.decide import Verdict
+from worker.journal import ERROR, NOTICE, WARNING
+from worker.ledger import Ending
+from worker.standing import Standing
+from worker.status import News
+from worker.workshop import Workshop
+
+
+class Voice:
+    """Speaks for one run; it changes nothing."""
+
+    def __init__(self, shop: Workshop, standing: Standing) -> None:
+        self._shop = shop
+        self._standing = standing
+        self._journal = shop.journal
+        self._run = shop.places.run
+        self._began = clock.monotonic()
+
+    def opening(self, found: Replay, faults: Sequence[str]) -> None:
+        """Say what this worker has found; `faults`: how earlier workers ended that were not well, the last one last."""
+        if self._shop.undivided:
+            self._note("steps do not outlive this worker: the unit's cgroup is not its to divide (Delegate=, User=)")
+        if faults:
+            self._note(f"the last worker was not well: {faults[-1]}")
+        for news in status.opening(self._run, self._board, self._shop.places.root, found.changed, found.gone):
+            self._say(news, step=news.step)
+
+    def started(self, step: str, number: int) -> None:
+        text = f"{step}: started" if number == 1 else f"{step}: started, attempt {number}"
+        self._journal.event("step-started", text, step=step, attempt=number)
+
+    def ended(self, step: str, number: int, verdict: Verdict, took: float = 0.0) -> None:
+        """Say what became of an attempt."""
+        self._say(status.news(step, number, verdict, took, self._board), step=step, attempt=number)
+
+    def late(self, step: str, number: int) -> None:
+        """Say that an attempt was not begun."""
+        text = f"{step}: its claim had run out before it could begin, and is another worker's"
+        self._journal.event("step-lost", text, step=step, attempt=number, priority=WARNING)
+
+    def lost(self, ending: Ending) -> None:
+        """Say that the end of an attempt could not be recorded."""
+        step, number = ending.step, ending.number
+        text = f"{step}: attempt {number} ended, but its claim is another worker's by now; not recorded"
+        self._journal.event("step-lost", text, step=step, attempt=number, priority=WARNING)
+
+    def budget_spent(self, spent: str) -> None:
+        text = f"run {self._run}: the budget is spent, {spent}; ending the steps"
+        self._journal.event("budget-spent", text, priority=ERROR)
+
+    def budget_raised(self) -> None:
+        self._note(f"run {self._run}: the budget has been raised; going on")
+
+    def reloaded(self) -> None:
+        self._journal.event("reloaded", f"the configuration was read again: {self._board.total} steps")
+
+    def closing(self, finished: str) -> None:
+        """Say how the run stands at the end of this worker; for `finished` see status.closing."""
+        took, outcomes = clock.monotonic() - self._began, self._shop.outcomes
+        started, budget = self._shop.crew.started, self._shop.meter.state()
+        news = status.closing(finished, self._run, self._board, started, took, outcomes, budget)
+        self._say(news, AGENT_OUTCOMES=outcomes.text())
+
+    def summary(self) -> str:
+        """Return one line for `systemctl status`."""
+        return status.summary(self._board, self._shop.running.values(), self._shop.disk.waiting_for)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return how the run stands, for the control socket."""
+        shop = self._shop
+        running, waiting_for = shop.running.values(), shop.disk.waiting_for
+        found = status.snapshot(self._run, self._board, running, waiting_for, shop.outcomes, clock.now())
+        return found | {"budget": shop.meter.state().show(), "copy": shop.copies.describe()}
+
+    @property
+    def _board(self) -> Board:
+        return self._standing.board
+
+    def _note(self, text: str) -> None:
+        self._journal.event("state", text, priority=NOTICE)
+
+    def _say(self, news: News, **fields: Any) -> None:
+        self._journal.event(news.event, news.text, priority=news.priority, **fields)
