@@ -112,8 +112,8 @@ def _go_on(
         # and so the boot's id stay the same, nothing else tells.
         machine_died = "AGENT_UNIT" in environ and not in_order and ends.at is None
         before = Predecessor(in_order, ends, stored, held.runtime == places.runtime, machine_died)
-        shop = Workshop(settings, places, resumed.ledger, log, notifier, environ, before, awake)
-        status = Run(shop, steps, before).work()
+        shop = Workshop(settings, steps, places, resumed.ledger, log, notifier, environ, before, awake)
+        status = Run(shop).work()
         folder.leave(held)
         return status
     except OSError as exc:

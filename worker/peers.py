@@ -127,3 +127,35 @@ class Peers:
                 "a state folder that was copied must be without its worker.json",
             )
         self._renew_at = clock.monotonic() + self._lease / 3
+
+    def close(self) -> None:
+        """End the thread that talks to the server; whoever has opened the ledger closes it."""
+        self._ledger.close()
+
+
+class Alone:
+    """The same for a run that is shared with nobody."""
+
+    spare = 0
+
+    def __init__(self, running: Mapping[str, Attempt], standing: Standing) -> None:
+        self._running = running
+        self._standing = standing
+
+    def due_at(self, idle: bool) -> float:
+        return math.inf
+
+    def claimed(self, claims: Sequence[Claim], most: int, recorded: Recorded) -> bool:
+        return False
+
+    def hear(self, awaited: Callable[[], None]) -> list[Row]:
+        return []
+
+    def read_all(self) -> Replay:
+        return self._standing.read(self._running)
+
+    def renew(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

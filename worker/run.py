@@ -6,23 +6,11 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 
 import contextlib
 import json
-import math
-from typing import TYPE_CHECKING, TypeVar, cast
 
-from worker import (
-    __version__,
-    clock,
-    control,
-    decide,
-    folder,
-    ledger,
-    points,
-    process,
-)
+from worker import __version__, clock, control, decide, folder, ledger, points, process
 from worker import board as boards
 from worker.attempt import Attempt
 from worker.board import Board
-from worker.broker import Broker
 from worker.crew import Ended
 from worker.disk import Stopped
 from worker.errors import OK, STEP_FAILED, WORK_LEFT, AgentError
@@ -30,21 +18,9 @@ from worker.errors import OUT_OF_BUDGET as BUDGET_SPENT
 from worker.events import Signals
 from worker.ledger import Claim, Ending
 from worker.orders import EXIT_GRACE, LEFT, OUT_OF_BUDGET, STOP_GRACE, STOPPED, Orders
-from worker.peers import Peers
 from worker.plan import Plan
-from worker.standing import Standing
-from worker.steward import Steward
-from worker.succession import Predecessor, Succession
-from worker.voice import Voice
 from worker.workshop import Workshop
 
-if TYPE_CHECKING:
-    from worker.ledger.remote import RemoteLedger
-
-T = TypeVar("T")
-
-# Descriptors: each step at a time needs so many, the worker itself so many others; few steps fit into any limit.
-_EACH, _OTHERS, _FEW = 8, 128, 64
 # Where other workers were quicker, so many times in a row others are claimed before we look at what they have done.
 _CLAIM_TRIES = 3
 
@@ -52,11 +28,10 @@ _CLAIM_TRIES = 3
 class Run:
     """One worker's work on one run.  The caller holds the state folder's lock."""
 
-    def __init__(self, shop: Workshop, steps: Plan, before: Predecessor) -> None:
+    def __init__(self, shop: Workshop) -> None:
         self._shop = shop
         self._list = shop.list
         self._places = shop.places
-        self._journal = shop.journal
         self._notifier = shop.notifier
         self._running = shop.running
         self._watchdog = shop.watchdog
@@ -68,26 +43,13 @@ class Run:
         self._outcomes = shop.outcomes
         self._companions = shop.companions
         self._persist = shop.persist
-        self._before = before
-        self._boot = clock.boot_id()
-        changed = self._companions.changed
-        self._steward = Steward(
-            self._running, self._ledger, self._places, self._journal, self._outcomes, self._persist, changed,
-            self._read_all,
-        )  # fmt: skip
-        ask, note, told = self._steward.vouches, self._steward.note, self._steward.told
-        self._broker = Broker(self._ledger.effects, self._persist, ask, note, told)
-        self._broker.changed = changed
-        self._standing = Standing(steps, self._ledger, self._persist)
-        self._voice = Voice(shop, self._standing)
-        self._succession = Succession(
-            self._standing, self._crew, shop.slots, self._ledger, self._places, self._results, self._journal,
-            self._persist, self._watchdog.wait, self._voice.ended, self._boot, before,
-        )  # fmt: skip
-        self._peers = self._others() if self._ledger.shared else None
-        if self._peers is not None:
-            shop.disk.meanwhile = self._peers.renew
-        shop.errands.meanwhile = self._listen
+        self._before = shop.before
+        self._boot = shop.boot
+        self._standing = shop.standing
+        self._voice = shop.voice
+        self._peers = shop.peers
+        self._broker = shop.broker
+        self._succession = shop.succession
 
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
@@ -117,19 +79,38 @@ class Run:
             self._crew.leave()
             server.close()
             signals.close()
-            if self._peers is not None:
-                self._ledger.close()  # its thread; the caller opened the ledger and closes it
+            self._peers.close()
 
-    def _give_up(self) -> int:
-        """End although nothing can be written; the steps have their time to end, unless they outlive us."""
-        until = clock.monotonic() + STOP_GRACE
-        while not self._orders.leaving and clock.monotonic() < until and self._crew.at_work():
-            self._watchdog.wait(until)
-        finished = LEFT if self._orders.leaving else STOPPED
-        self._conclude(finished)
-        if not self._orders.leaving:
-            self._crew.close()
-        return self._exit_status(finished)
+    def _begin(self) -> None:
+        """Take up what an earlier worker left."""
+        found = self._standing.read()
+        process.keep_descriptors()
+        self._shop.allow_descriptors()
+        process.become_subreaper()
+        same_boot = self._persist(lambda: self._ledger.fact("boot")) == self._boot and not self._before.machine_died
+        self._results.restore(thorough=not same_boot)
+        self._meter.open(found.unclosed, self._before.ends, same_boot and not self._before.in_order)
+        folder.forget_ended(self._places.root)
+        facts = {"state": "running", "boot": self._boot, "version": __version__, "config": self._list.path}
+        found = self._standing.enter(facts) or found
+        unbegun, closing = self._succession.enter(found.unclosed)
+        if self._orders.ending:  # told to meanwhile
+            closing += self._succession.give_back(unbegun)
+            unbegun = []
+            self._orders.end(self._orders.ending)
+        if self._succession.close(closing):
+            self._companions.changed()
+        self._broker.inherit(self._succession.claims())
+        self._outcomes.effect("skipped", self._board.count(boards.DONE))
+        self._voice.opening(found, self._before.ends.faults, self._shop.undivided)
+        self._succession.know_again(found.gone)
+        work_is_left = self._upcoming().finished is None
+        if not self._orders.done:
+            self._succession.begin(unbegun)
+            if work_is_left:
+                self._companions.begin()
+        elif self._orders.ending:  # for the budget, or told to only just now
+            self._succession.close(self._succession.give_back(unbegun))
 
     @property
     def _board(self) -> Board:
@@ -147,12 +128,12 @@ class Run:
             self._reload_config()
         self._meter.note()
         self._broker.work(clock.monotonic())
-        self._steward.park(self._broker.waiting())
+        self._shop.steward.park(self._broker.waiting())
         self._hear_peers()
         for attempt in [attempt for attempt in self._crew.over() if attempt.lost]:
             self._crew.dismiss(attempt)
             self._broker.ended(attempt.step.id)
-            self._read_all()
+            self._shop.read_all()
         endings = [self._settle(attempt) for attempt in self._crew.over()]
         upcoming = self._upcoming()
         for _ in range(_CLAIM_TRIES):
@@ -193,8 +174,7 @@ class Run:
         # Taken off the list meanwhile.
         strangers = sum(step not in self._plan.by_id and not a.over for step, a in self._running.items())
         slots = settings.concurrency - strangers
-        spare = self._peers.spare if self._peers else 0
-        return decide.next_steps(self._board, slots, clock.monotonic(), stop_for, spare)
+        return decide.next_steps(self._board, slots, clock.monotonic(), stop_for, self._peers.spare)
 
     def _settle(self, attempt: Attempt) -> Ended:
         step = self._plan.by_id.get(attempt.step.id, attempt.step)
@@ -223,13 +203,19 @@ class Run:
         if ended or not all(claim.harmless for claim in recorded.claims):
             self._companions.changed()
             self._companions.keep(clock.monotonic())
-        again = self._peers is not None and self._peers.claimed(claims, most, recorded)
+        again = self._peers.claimed(claims, most, recorded)
         if self._orders.ending:  # told to while the ledger was asked
             self._give_back(recorded.claims)
             return False
-        for place, claim in enumerate(recorded.claims):
+        self._start(recorded.claims)
+        self._notifier.status(self._voice.summary(), clock.monotonic())
+        return again
+
+    def _start(self, claims: list[Claim]) -> None:
+        """Begin the attempts that were claimed, until the worker is to end."""
+        for place, claim in enumerate(claims):
             if self._orders.ending:  # told to while the one before was being prepared
-                self._give_back(recorded.claims[place:])
+                self._give_back(claims[place:])
                 break
             step, number = claim.step, claim.number
             self._voice.started(step, number)
@@ -239,8 +225,6 @@ class Run:
                 self._voice.late(step, number)
             elif self._orders.ending:
                 self._orders.interrupt(self._running[step])
-        self._notifier.status(self._voice.summary(), clock.monotonic())
-        return again
 
     def _give_back(self, claims: list[Claim]) -> None:
         """Close attempts that were claimed and not begun."""
@@ -251,13 +235,9 @@ class Run:
 
     # -- other workers of the run
 
-    def _others(self) -> Peers:
-        remote, lease = cast("RemoteLedger", self._ledger), self._list.settings.lease
-        return Peers(remote, self._running, self._standing, self._results, self._persist, self._journal, lease)
-
     def _hear_peers(self) -> None:
         """Take in what other workers have done, and take over what they have left."""
-        if self._peers is not None and clock.monotonic() >= self._look_at():
+        if clock.monotonic() >= self._look_at():
             orphans = self._peers.hear(self._on_awaited)
             self._broker.look_again()
             self._meter.read()
@@ -265,7 +245,7 @@ class Run:
                 self._companions.changed()
 
     def _look_at(self) -> float:
-        return self._peers.due_at(not self._running) if self._peers is not None else math.inf
+        return self._peers.due_at(idle=not self._running)
 
     def _on_awaited(self) -> None:
         self._outcomes.effect("awaited")
@@ -273,81 +253,18 @@ class Run:
 
     def _others_differ(self) -> bool:
         """At the end of the list, look at the whole ledger: return whether others have left something to do."""
-        if self._peers is None:
+        if not self._ledger.shared:
             return False
-        self._read_all()
+        self._shop.read_all()
         return self._decide().finished is None
-
-    def _read_all(self) -> boards.Replay:
-        self._meter.read()
-        return self._standing.read(self._running) if self._peers is None else self._peers.read_all()
 
     def _discard(self, ending: Ending) -> None:
         """Forget what an attempt did whose claim was lost before its end could be recorded."""
         self._results.discard(ending.step)
         self._voice.lost(ending)
-        self._read_all()
+        self._shop.read_all()
 
-    # -- beginning and end
-
-    def _begin(self) -> None:
-        """Take up what an earlier worker left."""
-        found = self._standing.read()
-        process.keep_descriptors()
-        self._allow_descriptors()
-        process.become_subreaper()
-        same_boot = self._persist(lambda: self._ledger.fact("boot")) == self._boot and not self._before.machine_died
-        self._results.restore(thorough=not same_boot)
-        self._meter.open(found.unclosed, self._before.ends, same_boot and not self._before.in_order)
-        folder.forget_ended(self._places.root)
-        facts = {
-            "state": "running",
-            "boot": self._boot,
-            "version": __version__,
-            "config": self._list.path,
-            "total": str(found.board.total),
-        }
-        if self._persist(lambda: self._ledger.fact("state")) == "failed":
-            # The run had come to its end; whoever starts it again wants the failed steps tried again.
-            seqs = self._persist(lambda: [row.seq for row in self._ledger.rows()])
-            facts["counted_from"] = str(max(seqs, default=0))
-        self._persist(lambda: self._ledger.note(facts))
-        if "counted_from" in facts:
-            found = self._standing.read()
-        unbegun, closing = self._succession.enter(found.unclosed)
-        if self._orders.ending:  # told to meanwhile
-            closing += self._succession.give_back(unbegun)
-            unbegun = []
-            self._orders.end(self._orders.ending)
-        if self._succession.close(closing):
-            self._companions.changed()
-        self._broker.inherit(self._succession.claims())
-        self._outcomes.effect("skipped", self._board.count(boards.DONE))
-        self._voice.opening(found, self._before.ends.faults)
-        self._succession.know_again(found.gone)
-        work_is_left = self._upcoming().finished is None
-        if not self._orders.done:
-            self._succession.begin(unbegun)
-            if work_is_left:
-                self._companions.begin()
-        elif self._orders.ending:  # for the budget, or told to only just now
-            self._succession.close(self._succession.give_back(unbegun))
-
-    def _allow_descriptors(self) -> None:
-        if self._list.settings.concurrency > _FEW:
-            process.allow_descriptors(_EACH * self._list.settings.concurrency + _OTHERS)
-
-    def _goes_on(self, finished: str) -> bool:
-        """Take in what has come while the end was made known: work that was dropped in, or a larger budget."""
-        if finished == OUT_OF_BUDGET and not self._meter.state().spent():
-            self._persist(lambda: self._ledger.note({"state": "running"}))
-            return True
-        return finished not in (STOPPED, LEFT, OUT_OF_BUDGET) and self._more_to_do()
-
-    def _listen(self) -> None:
-        """Hear what people say while the end waits for the last copy."""
-        with contextlib.suppress(Stopped):
-            self._broker.work(clock.monotonic())
+    # -- another list
 
     def _more_to_do(self) -> bool:
         """At the end of the list, take in what was added to the configuration meanwhile."""
@@ -362,14 +279,34 @@ class Run:
         self._notifier.reloading()
         steps = self._list.read_again(lambda plan: self._persist(lambda: self._ledger.enlist(plan.listing())))
         if steps is not None:
-            self._allow_descriptors()
+            self._shop.allow_descriptors()
             self._standing.plan = steps
             self._meter.limits = self._list.settings.budget
-            self._succession.know_again(self._read_all().gone)
+            self._succession.know_again(self._shop.read_all().gone)
             facts = {"state": "running", "total": str(self._board.total)}
             self._persist(lambda: self._ledger.note(facts))
             self._voice.reloaded()
         self._notifier.ready(self._voice.summary())
+
+    # -- the end
+
+    def _goes_on(self, finished: str) -> bool:
+        """Take in what has come while the end was made known: work that was dropped in, or a larger budget."""
+        if finished == OUT_OF_BUDGET and not self._meter.state().spent():
+            self._persist(lambda: self._ledger.note({"state": "running"}))
+            return True
+        return finished not in (STOPPED, LEFT, OUT_OF_BUDGET) and self._more_to_do()
+
+    def _give_up(self) -> int:
+        """End although nothing can be written; the steps have their time to end, unless they outlive us."""
+        until = clock.monotonic() + STOP_GRACE
+        while not self._orders.leaving and clock.monotonic() < until and self._crew.at_work():
+            self._watchdog.wait(until)
+        finished = LEFT if self._orders.leaving else STOPPED
+        self._conclude(finished)
+        if not self._orders.leaving:
+            self._crew.close()
+        return self._exit_status(finished)
 
     def _conclude(self, finished: str) -> None:
         """Write down how the run stands, and say so."""

@@ -1,6 +1,6 @@
 """The standing of a run: its plan, the board, and how each claim, ending and reading of the ledger changes it."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from worker import board as boards
@@ -20,6 +20,20 @@ class Standing:
         self._ledger = store
         self._persist = persist
         self._counted_from = 0
+
+    def enter(self, facts: Mapping[str, str]) -> Replay | None:
+        """Note that a worker is at it, with these facts about it.
+
+        Return what the ledger says now if that is not what was read before.
+        """
+        facts = {**facts, "total": str(self.board.total)}
+        failed = self._persist(lambda: self._ledger.fact("state")) == "failed"
+        if failed:
+            # The run had come to its end; whoever starts it again wants the failed steps tried again.
+            seqs = self._persist(lambda: [row.seq for row in self._ledger.rows()])
+            facts["counted_from"] = str(max(seqs, default=0))
+        self._persist(lambda: self._ledger.note(facts))
+        return self.read() if failed else None
 
     def read(self, running: Iterable[str] = ()) -> Replay:
         """Bring the board up to date with the whole ledger; what runs here (`running`) goes on."""

@@ -3,36 +3,61 @@
 The words are in worker/status.py; here they meet the run as it is at the moment.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worker import clock, status
+from worker.attempt import Attempt
 from worker.board import Board, Replay
+from worker.copies import Copies
+from worker.crew import Crew
 from worker.decide import Verdict
-from worker.journal import ERROR, NOTICE, WARNING
+from worker.disk import Disk
+from worker.folder import Places
+from worker.journal import ERROR, NOTICE, WARNING, Journal
 from worker.ledger import Ending
+from worker.meter import Meter
 from worker.standing import Standing
-from worker.status import News
-from worker.workshop import Workshop
+from worker.status import News, Outcomes
 
 
 class Voice:
     """Speaks for one run; it changes nothing."""
 
-    def __init__(self, shop: Workshop, standing: Standing) -> None:
-        self._shop = shop
+    def __init__(
+        self,
+        standing: Standing,
+        running: Mapping[str, Attempt],
+        places: Places,
+        journal: Journal,
+        disk: Disk,
+        crew: Crew,
+        meter: Meter,
+        copies: Copies,
+        outcomes: Outcomes,
+    ) -> None:
         self._standing = standing
-        self._journal = shop.journal
-        self._run = shop.places.run
+        self._running = running
+        self._places = places
+        self._journal = journal
+        self._disk = disk
+        self._crew = crew
+        self._meter = meter
+        self._copies = copies
+        self._outcomes = outcomes
+        self._run = places.run
         self._began = clock.monotonic()
 
-    def opening(self, found: Replay, faults: Sequence[str]) -> None:
-        """Say what this worker has found; `faults`: how earlier workers ended that were not well, the last one last."""
-        if self._shop.undivided:
+    def opening(self, found: Replay, faults: Sequence[str], undivided: bool) -> None:
+        """Say what this worker has found.
+
+        `faults`: how earlier workers ended that were not well; `undivided`: the unit's cgroup is not ours to divide.
+        """
+        if undivided:
             self._note("steps do not outlive this worker: the unit's cgroup is not its to divide (Delegate=, User=)")
         if faults:
             self._note(f"the last worker was not well: {faults[-1]}")
-        for news in status.opening(self._run, self._board, self._shop.places.root, found.changed, found.gone):
+        for news in status.opening(self._run, self._board, self._places.root, found.changed, found.gone):
             self._say(news, step=news.step)
 
     def started(self, step: str, number: int) -> None:
@@ -66,21 +91,20 @@ class Voice:
 
     def closing(self, finished: str) -> None:
         """Say how the run stands at the end of this worker; for `finished` see status.closing."""
-        took, outcomes = clock.monotonic() - self._began, self._shop.outcomes
-        started, budget = self._shop.crew.started, self._shop.meter.state()
+        took, outcomes = clock.monotonic() - self._began, self._outcomes
+        started, budget = self._crew.started, self._meter.state()
         news = status.closing(finished, self._run, self._board, started, took, outcomes, budget)
         self._say(news, AGENT_OUTCOMES=outcomes.text())
 
     def summary(self) -> str:
         """Return one line for `systemctl status`."""
-        return status.summary(self._board, self._shop.running.values(), self._shop.disk.waiting_for)
+        return status.summary(self._board, self._running.values(), self._disk.waiting_for)
 
     def snapshot(self) -> dict[str, Any]:
         """Return how the run stands, for the control socket."""
-        shop = self._shop
-        running, waiting_for = shop.running.values(), shop.disk.waiting_for
-        found = status.snapshot(self._run, self._board, running, waiting_for, shop.outcomes, clock.now())
-        return found | {"budget": shop.meter.state().show(), "copy": shop.copies.describe()}
+        running, waiting_for = self._running.values(), self._disk.waiting_for
+        found = status.snapshot(self._run, self._board, running, waiting_for, self._outcomes, clock.now())
+        return found | {"budget": self._meter.state().show(), "copy": self._copies.describe()}
 
     @property
     def _board(self) -> Board:

@@ -1,18 +1,21 @@
 """The workshop: everything that the loop of a run works with, made once, in the order in which one needs the other."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from worker import environment
+from worker import clock, environment, process
 from worker.attempt import Attempt
 from worker.awake import Awake
+from worker.board import Replay
+from worker.broker import Broker
 from worker.cgroup import Tree
 from worker.companions import Companions
 from worker.config import Config
 from worker.copies import Copies
 from worker.crew import Crew
-from worker.disk import Disk
+from worker.disk import Disk, Stopped
 from worker.errands import Errands
 from worker.events import Events
 from worker.folder import Places
@@ -22,15 +25,26 @@ from worker.keeper import Keeper
 from worker.ledger import Ledger, Server
 from worker.meter import Meter
 from worker.orders import STOPPED, Orders
+from worker.peers import Alone, Peers
+from worker.plan import Plan
 from worker.results import Results
 from worker.slots import Slots
+from worker.standing import Standing
 from worker.status import Outcomes
-from worker.succession import Predecessor
+from worker.steward import Steward
+from worker.succession import Predecessor, Succession
 from worker.systemd import Notifier
 from worker.tasklist import Tasklist
+from worker.voice import Voice
 from worker.watchdog import Watchdog
 
+if TYPE_CHECKING:
+    from worker.ledger.remote import RemoteLedger
+
 T = TypeVar("T")
+
+# Descriptors: each step at a time needs so many, the worker itself so many others; few steps fit into any limit.
+_EACH, _OTHERS, _FEW = 8, 128, 64
 
 
 class Workshop:
@@ -39,6 +53,7 @@ class Workshop:
     def __init__(
         self,
         settings: Config,
+        steps: Plan,
         places: Places,
         store: Ledger,
         journal: Journal,
@@ -76,10 +91,45 @@ class Workshop:
         self.crew.budget_left = lambda: self.meter.state().left()
         self.copies = self._copying(base)
         self.companions = self._accompanied()
+        self.before = before
+        self.boot = clock.boot_id()
+        self._know(steps)
+
+    def _know(self, steps: Plan) -> None:
+        """Make those parts that know how the run stands."""
+        self.standing = Standing(steps, self.ledger, self.persist)
+        self.voice = Voice(
+            self.standing, self.running, self.places, self.journal, self.disk, self.crew, self.meter, self.copies,
+            self.outcomes,
+        )  # fmt: skip
+        self.peers = self._others()
+        self.disk.meanwhile = self.peers.renew
+        self.steward = Steward(
+            self.running, self.ledger, self.places, self.journal, self.outcomes, self.persist, self.companions.changed,
+            self.read_all,
+        )  # fmt: skip
+        ask, note, told = self.steward.vouches, self.steward.note, self.steward.told
+        self.broker = Broker(self.ledger.effects, self.persist, ask, note, told)
+        self.broker.changed = self.companions.changed
+        self.errands.meanwhile = self._listen
+        self.succession = Succession(
+            self.standing, self.crew, self.slots, self.ledger, self.places, self.results, self.journal,
+            self.persist, self.watchdog.wait, self.voice.ended, self.boot, self.before,
+        )  # fmt: skip
 
     def persist(self, action: Callable[[], T]) -> T:
         """Return `action()` on the ledger; a full disk, or a server that is away, is waited out."""
         return self.disk.persist(self._store, action)
+
+    def read_all(self) -> Replay:
+        """Bring everything that is known of the run up to date with the whole ledger."""
+        self.meter.read()
+        return self.peers.read_all()
+
+    def allow_descriptors(self) -> None:
+        """Let the process have as many open as the list, as it is now, needs."""
+        if self.list.settings.concurrency > _FEW:
+            process.allow_descriptors(_EACH * self.list.settings.concurrency + _OTHERS)
 
     def _looked(self, now: float) -> None:
         """The loop has looked around, whatever it waits for."""
@@ -110,3 +160,14 @@ class Workshop:
             self.errands, self.journal,
         )  # fmt: skip
         return Companions([self.meter, keeper, self.copies, herald, self.awake, self.errands])
+
+    def _others(self) -> Peers | Alone:
+        if not self.ledger.shared:
+            return Alone(self.running, self.standing)
+        remote, lease = cast("RemoteLedger", self.ledger), self.list.settings.lease
+        return Peers(remote, self.running, self.standing, self.results, self.persist, self.journal, lease)
+
+    def _listen(self) -> None:
+        """Hear what people say while the end waits for the last copy."""
+        with contextlib.suppress(Stopped):
+            self.broker.work(clock.monotonic())
