@@ -17,7 +17,6 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 # Python ignores these two; a step starts with the defaults, as a service does.
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 
-
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker import {0}; {0}.main(sys.argv[2:])"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 

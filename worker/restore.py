@@ -10,68 +10,22 @@ import pwd
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-from worker import checkpoint, clock, config, folder, member, outside, recovery, schema, swap
+from worker import checkpoint, clock, config, folder, knowledge, member, outside, recovery, schema, swap
 from worker import unit as units
 from worker.budget import GRANTED, USED
 from worker.checkpoint import CheckpointError
 from worker.errors import AgentError, ConfigError, StateError, StateHeld
 from worker.folder import Places
+from worker.knowledge import Known
 from worker.ledger import DONE, LedgerCorrupt, Row, StorageFull
-from worker.ledger.effects import COMMITTED, Effect
 from worker.ledger.sqlite import SqliteLedger
 from worker.ledger.sqlite.database import log as sqlite_log
 
 SQLITE = b"SQLite format 3\0"
 _FORCE = "nothing was changed; to set aside what is here all the same: --force"
-_NAMED = 3  # so many steps are called by name
-
-
-class Known(NamedTuple):
-    """What a state knows: of which run, which attempts were made, what was done, which effects happened."""
-
-    run: str
-    revision: int
-    attempts: frozenset[tuple[str, int]]
-    done: frozenset[str]
-    effects: frozenset[str]
-
-    def join(self, other: "Known") -> "Known":
-        """Return what both know of the run."""
-        return Known(
-            self.run,
-            max(self.revision, other.revision),
-            self.attempts | other.attempts,
-            self.done | other.done,
-            self.effects | other.effects,
-        )
-
-
-def known(run: str, revision: int, rows: Iterable[Row], effects: Iterable[Effect]) -> Known:
-    """Return what these attempts and effects of a run are."""
-    attempts, done = set(), set()
-    for row in rows:
-        attempts.add((row.step, row.number))
-        if row.outcome == DONE:
-            done.add(row.step)
-    happened = frozenset(effect.key for effect in effects if effect.state == COMMITTED)
-    return Known(run, revision, frozenset(attempts), frozenset(done), happened)
-
-
-def objection(here: Known, found: Known) -> str | None:
-    """Return what would be lost if `found` took the place of `here`; None if nothing would."""
-    if here.run != found.run:
-        if not here.attempts and not here.effects:
-            return None
-        return f"the run '{here.run}' is here, {len(here.done)} steps done; this is the run '{found.run}'"
-    for what, lost in (("steps", here.done - found.done), ("effects", here.effects - found.effects)):
-        if lost:
-            names = ", ".join(sorted(lost)[:_NAMED]) + (", ..." if len(lost) > _NAMED else "")
-            return f"{len(lost)} {what} that are done here are not in it ({names})"
-    newer = len(here.attempts - found.attempts)
-    return f"what is here is newer, {newer} attempts are not in it" if newer else None
 
 
 def restore(file: str, root: str, unit: str | None, config_path: str | None, force: bool) -> list[str]:
@@ -183,7 +137,7 @@ def _restore(
     except StateError as exc:
         raise StateError(str(exc).replace(staged.ledger, source.name)) from exc
     with contextlib.closing(store):
-        found = known(store.fact("run") or "", store.revision(), store.rows(), store.effects.all())
+        found = knowledge.of(store.fact("run") or "", store.revision(), store.rows(), store.effects.all())
         if not schema.is_name(found.run, config.LONGEST_RUN):
             raise StateError(f"{source.name}: it does not say of which run it is", "nothing was changed")
         if not force:
@@ -238,7 +192,7 @@ def _check(found: Known, places: Places, listed: tuple[str, str, bool] | None) -
         hint = f"write 'run: {found.run}' into it. {_FORCE.capitalize()}"
         raise AgentError(f"{listed[0]}: is the list of the run '{listed[1]}', this is the run '{found.run}'", hint)
     for here in _here(places, found.run):
-        reason = objection(here, found)
+        reason = knowledge.objection(here, found)
         if reason is not None:
             raise StateError(f"{places.root}: {reason}", _FORCE)
 
@@ -252,14 +206,14 @@ def _here(places: Places, run: str) -> Iterator[Known]:
             with contextlib.closing(SqliteLedger.open(place.ledger, read_only=True)) as store:
                 name = store.fact("run")
                 if name is not None:
-                    found.append(known(name, store.revision(), store.rows(), store.effects.all()))
+                    found.append(knowledge.of(name, store.revision(), store.rows(), store.effects.all()))
         except FileNotFoundError:
             pass
         except (LedgerCorrupt, StorageFull) as exc:
             raise StateError(f"{place.ledger}: cannot be read: {exc}", _FORCE) from exc
         try:
             head, attempts, effects = checkpoint.load(place.checkpoint)
-            found.append(known(head.run, head.revision, (row for row, _ in attempts), effects))
+            found.append(knowledge.of(head.run, head.revision, (row for row, _ in attempts), effects))
         except FileNotFoundError:
             pass
         except CheckpointError as exc:

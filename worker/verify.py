@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from worker import checkpoint, clock, config, report, restore, schema
+from worker import checkpoint, clock, config, knowledge, report, restore, schema
 from worker.checkpoint import CheckpointError
 from worker.errors import OK, STATE_UNUSABLE, AgentError
+from worker.knowledge import Known
 from worker.ledger import LedgerCorrupt, StorageFull
 from worker.ledger.sqlite import SqliteLedger
-from worker.restore import Known
 from worker.timespan import show
 
 _LEDGER, _CHECKPOINT = "ledger.db", "checkpoint.json"
@@ -82,13 +82,13 @@ def _read_ledger(path: str) -> _Copy:
     with contextlib.closing(SqliteLedger.open(path, read_only=True)) as store:
         store.verify()
         rows = list(store.rows())
-        known = restore.known(store.fact("run") or "", store.revision(), rows, store.effects.all())
+        known = knowledge.of(store.fact("run") or "", store.revision(), rows, store.effects.all())
     return _Copy(known, max((row.ended or row.started for row in rows), default=os.stat(path).st_mtime))
 
 
 def _read_checkpoint(path: str) -> _Copy:
     head, attempts, effects = checkpoint.load(path)
-    known = restore.known(head.run, head.revision, (row for row, _ in attempts), effects)
+    known = knowledge.of(head.run, head.revision, (row for row, _ in attempts), effects)
     try:
         written = float(calendar.timegm(time.strptime(head.written, "%Y-%m-%dT%H:%M:%SZ")))
     except ValueError:
@@ -99,7 +99,7 @@ def _read_checkpoint(path: str) -> _Copy:
 def _here(root: str, unit: str | None) -> Known | None:
     try:
         with contextlib.closing(report.open_ledger(root, unit)) as store:
-            return restore.known(store.fact("run") or "", store.revision(), store.rows(), store.effects.all())
+            return knowledge.of(store.fact("run") or "", store.revision(), store.rows(), store.effects.all())
     except AgentError:
         return None  # there is nothing here to compare with
 

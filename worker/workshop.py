@@ -48,7 +48,7 @@ _EACH, _OTHERS, _FEW = 8, 128, 64
 
 
 class Workshop:
-    """The parts; each is described where it is made of."""
+    """The parts; what each is for is said in the file of its class."""
 
     def __init__(
         self,
