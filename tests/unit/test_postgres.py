@@ -333,7 +333,7 @@ def test_news_are_not_told_twice_when_time_passes(join: Join, monkeypatch: pytes
         told += [(row.number, row.outcome) for row in two.news(False)]
         monkeypatch.undo()
     assert told == [(1, None)] + [(n + i, o) for n in range(1, 11) for i, o in ((0, "failed"), (1, None))]
-    assert len(two._told) < 10
+    assert len(two._news._told) < 10
 
 
 def test_news_that_is_committed_late(join: Join) -> None:

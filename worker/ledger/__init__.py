@@ -207,7 +207,9 @@ class Server(Ledger, Protocol):
     """
 
     replaced: bool
-    overdue_at: float
+
+    @property
+    def overdue_at(self) -> float: ...
 
     def fileno(self) -> int:
         """Return the connection's descriptor, -1 while there is none."""

@@ -11,9 +11,7 @@ sequences, partial unique indexes, COPY.  Not relied on: advisory locks, trigger
 long transactions, the order of commits, LISTEN (where there is none, workers look now and then).
 """
 
-import collections
 import contextlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,24 +25,21 @@ except ImportError as exc:
         "install the package python3-psycopg, or psycopg[binary] into the agent's environment",
     ) from exc
 
-from worker import clock, points
+from worker import points
 from worker.ledger import Claim, Ending, Recorded, Row
 from worker.ledger.postgres import plan
 from worker.ledger.postgres.effects import PostgresEffects
 from worker.ledger.postgres.errors import standby
+from worker.ledger.postgres.facts import Facts
 from worker.ledger.postgres.link import LONG, Connection, Link, Member
-from worker.ledger.postgres.rows import CLOSED, ME, OPEN, RECORD, RUNNING, Held, in_order, recording, text
+from worker.ledger.postgres.news import News
+from worker.ledger.postgres.orphans import Orphans
+from worker.ledger.postgres.rows import CLOSED, OPEN, RECORD, RUNNING, Held, in_order, recording
 from worker.ledger.postgres.schema import are_ready, prepare
 
 __all__ = ["Member", "PostgresLedger"]
 
-# Facts of one machine; all others are the run's.
-_OWN_FACTS = ("boot", "config", "version", "outcomes", "worked_until")
 _BATCH = 5000
-_OUTCOME = Row._fields.index("outcome")
-# Whoever has drawn a number has committed so many seconds later; if it should ever take longer, `news` lacks it
-# and the next look at all rows has it.
-_SETTLED = 3.0
 
 
 class PostgresLedger:
@@ -62,13 +57,13 @@ class PostgresLedger:
         self._link = link
         self._lease = lease
         self._held = Held()
-        # Claims that we have seen run out, by token and end, and when their holders are gone (monotonic clock).
-        self._silent: dict[tuple[int, int], float] = {}
-        self.overdue_at = math.inf
-        # `news` has told what was drawn up to the floor; the marks say when which number was the newest one.
-        self._floor = 0
-        self._marks: collections.deque[tuple[float, int]] = collections.deque()
-        self._told: set[tuple[int, bool]] = set()
+        self._facts = Facts(link, self._held)
+        self._news = News(link)
+        self._orphans = Orphans(link, self._held, lease)
+
+    @property
+    def overdue_at(self) -> float:
+        return self._orphans.overdue_at
 
     @classmethod
     def join(
@@ -164,31 +159,10 @@ class PostgresLedger:
         return lost
 
     def orphans(self) -> list[Row]:
-        with self._link.call() as connection:
-            began, patient = clock.monotonic(), self._link.may_take_over()
-            gone = [claim for claim, gone_at in self._silent.items() if patient and gone_at <= began]
-            asked = {"lease": self._lease, "held": self._held.tokens()}
-            asked |= {"tokens": [token for token, _until in gone], "untils": [until for _token, until in gone]}
-            found = connection.execute(_TAKE_OVER, self._link.me | asked, binary=True).fetchall()
-            late = connection.execute(_LATE, self._link.me | asked).fetchall() if patient else []
-        now, before = clock.monotonic(), self._silent
-        self._silent = {(token, until): before.get((token, until), now + lease / 2) for token, until, lease in late}
-        self.overdue_at = min((gone_at for gone_at in self._silent.values() if gone_at > began), default=math.inf)
-        rows = sorted(map(Row._make, found))
-        self._held.add((row.step, row.number, row.seq) for row in rows)
-        return rows
+        return self._orphans.take_over()
 
     def news(self, idle: bool) -> list[Row]:
-        with self._link.call() as connection:
-            # Before we look, and committed: who commits after this sees it, and wakes us.
-            connection.execute(_BE_IDLE, self._link.me | {"idle": idle})
-            mark, now = self._mark(connection), clock.monotonic()
-            asked = {"floor": self._floor}
-            found = connection.execute(_NEWS, self._link.me | asked, binary=True).fetchall()
-        told, self._told = self._told, {(values[0], values[_OUTCOME] is None) for values in found}
-        rows = [Row._make(values) for values in found if (values[0], values[_OUTCOME] is None) not in told]
-        self._advance(now, mark)
-        return rows
+        return self._news.read(idle)
 
     def rows(self) -> Iterator[Row]:
         last = 0
@@ -202,27 +176,19 @@ class PostgresLedger:
             last = found[-1][0]
 
     def fact(self, name: str) -> str | None:
-        found = self._one(_FACT, {"owner": self._owner(name), "name": name})
-        return None if found is None else found[0]
+        return self._facts.fact(name)
 
     def note(self, facts: dict[str, str]) -> None:
-        with self._link.call() as connection:
-            connection.execute(_NOTE, self._link.me | self._facts(facts))
+        self._facts.note(facts)
 
     def add(self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}) -> None:
-        with self._link.call() as connection, connection.transaction():
-            connection.execute(_ADD, self._link.me | self._facts({name: repr(more) for name, more in amounts.items()}))
-            connection.execute(_NOTE, self._link.me | self._facts(facts))
+        self._facts.add(amounts, facts)
 
     def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
-        tokens = [self._held.token(step, number) for step, number in amounts]
-        asked = {"steps": [step for step, _number in amounts], "tokens": tokens, "amounts": list(amounts.values())}
-        with self._link.call() as connection:
-            connection.execute(_SPENT, self._link.me | asked)
+        self._facts.spent(amounts)
 
     def spending(self) -> float:
-        found = self._one(_SPENDING, {})
-        return 0.0 if found is None else float(found[0])
+        return self._facts.spending()
 
     def last_closed(self, step: str) -> Row | None:
         found = self._one(_LAST_CLOSED, {"step": step})
@@ -259,13 +225,6 @@ class PostgresLedger:
         with self._link.call() as connection:
             return connection.execute(query, self._link.me | values, binary=True).fetchone()
 
-    def _facts(self, facts: Mapping[str, str]) -> dict[str, list[str]]:
-        names = list(facts)
-        return {"owners": list(map(self._owner, names)), "names": names, "values": list(map(text, facts.values()))}
-
-    def _owner(self, fact: str) -> str:
-        return self.worker if fact in _OWN_FACTS else ""
-
     def _unrecorded(self, connection: Connection, refused: Sequence[tuple[str, int]]) -> list[str]:
         """Return the steps, of attempts that could not be closed, whose endings this life has not recorded before."""
         lost = []
@@ -287,8 +246,8 @@ class PostgresLedger:
             found = connection.execute(_REGISTER, values).fetchone()
             assert found is not None
             held = connection.execute(_INHERIT, values).fetchall()
-            self._advance(clock.monotonic(), self._mark(connection))
-        self._link.number, self._floor = found[0], self._marks[0][1]
+            self._news.begin(connection)
+        self._link.number = found[0]
         self._held.add(held)
 
     def _greet(self, connection: Connection) -> int:
@@ -296,16 +255,6 @@ class PostgresLedger:
         found = connection.execute(_GREET, self._link.me).fetchone()
         self.replaced = found is None
         return 0 if found is None else int(found[0])
-
-    def _mark(self, connection: Connection) -> int:
-        found = connection.execute("SELECT last_value FROM agent.tokens").fetchone()
-        return 0 if found is None else int(found[0])
-
-    def _advance(self, now: float, mark: int) -> None:
-        """Raise the floor to what has been settled by now, and so was among the rows just read."""
-        self._marks.append((now, mark))
-        while self._marks[0][0] <= now - _SETTLED:
-            self._floor = self._marks.popleft()[1]
 
 
 _IS_RUN = "SELECT true FROM agent.runs WHERE run = %(run)s"
@@ -350,47 +299,6 @@ _RECORDED = """
 SELECT true FROM agent.attempts
 WHERE run = %(run)s AND step = %(step)s AND number = %(number)s AND life = %(life)s
 """
-# A claim's lease as a number that is the same each time it is asked for, whatever the client's time zone.
-_UNTIL = "(extract(epoch FROM s.lease_until) * 1000000)::bigint"
-# Claims that have run out, and how long their holders' leases are.
-_LATE = f"""
-SELECT s.token, {_UNTIL}, coalesce(w.lease, %(lease)s)
-FROM agent.steps s LEFT JOIN agent.workers w ON w.run = s.run AND w.worker = s.worker
-WHERE s.run = %(run)s AND s.state = 'running' AND s.lease_until < now() AND s.life <> %(life)s
-"""
-# Claims whose holders are gone: those that have been found run out before and are the same still, and those of
-# workers that have left; attempts that were open in a checkpoint and are nobody's here; and those that we have
-# taken over without hearing of it.
-_TAKE_OVER = f"""
-WITH me AS (
-    {ME}
-), late AS (
-    SELECT s.step AS name FROM agent.steps s CROSS JOIN me
-    WHERE s.run = %(run)s AND s.state = 'running'
-        AND (s.life = '' OR (s.life = %(life)s AND s.former <> '')
-            OR (s.lease_until < now() AND (
-                (s.token, {_UNTIL}) IN (SELECT * FROM unnest(%(tokens)s::bigint[], %(untils)s::bigint[]))
-                OR EXISTS (SELECT FROM agent.workers w
-                    WHERE w.run = s.run AND w.worker = s.worker AND w.life = s.life AND w.seen = to_timestamp(0)))))
-        AND NOT (s.life = %(life)s AND s.token = ANY (%(held)s::bigint[]))
-    FOR UPDATE OF s SKIP LOCKED)
-UPDATE agent.steps s SET
-    token = nextval('agent.tokens'), worker = %(worker)s, life = %(life)s,
-    former = coalesce(nullif(former, ''), worker), lease_until = now() + %(lease)s * interval '1 second'
-FROM late WHERE s.step = late.name AND s.run = %(run)s
-RETURNING {OPEN}
-"""
-_BE_IDLE = """
-UPDATE agent.workers SET idle = %(idle)s
-WHERE run = %(run)s AND worker = %(worker)s AND life = %(life)s AND idle <> %(idle)s
-"""
-_NEWS = f"""
-SELECT {CLOSED} FROM agent.attempts WHERE run = %(run)s AND change > %(floor)s AND life <> %(life)s
-UNION ALL
-SELECT {OPEN} FROM agent.steps
-WHERE run = %(run)s AND state = 'running' AND token > %(floor)s AND life <> %(life)s
-ORDER BY 1
-"""
 _ROWS = f"""
 (SELECT {CLOSED} FROM agent.attempts WHERE run = %(run)s AND seq > %(last)s ORDER BY 1 LIMIT %(batch)s)
 UNION ALL
@@ -400,28 +308,6 @@ ORDER BY 1 LIMIT %(batch)s
 """
 _LAST_CLOSED = f"""
 SELECT {CLOSED} FROM agent.attempts WHERE run = %(run)s AND step = %(step)s ORDER BY number DESC LIMIT 1
-"""
-_FACT = "SELECT value FROM agent.facts WHERE run = %(run)s AND worker = %(owner)s AND name = %(name)s"
-_NOTE = """
-INSERT INTO agent.facts (run, worker, name, value)
-SELECT %(run)s, * FROM unnest(%(owners)s::text[], %(names)s::text[], %(values)s::text[])
-ON CONFLICT (run, worker, name) DO UPDATE SET value = excluded.value
-"""
-_ADD = """
-INSERT INTO agent.facts (run, worker, name, value)
-SELECT %(run)s, * FROM unnest(%(owners)s::text[], %(names)s::text[], %(values)s::text[])
-ON CONFLICT (run, worker, name) DO UPDATE SET
-    value = (agent.facts.value::double precision + excluded.value::double precision)::text
-"""
-_SPENT = f"""
-UPDATE agent.steps s SET spend = said.amount
-FROM unnest(%(steps)s::text[], %(tokens)s::bigint[], %(amounts)s::double precision[]) AS said (step, token, amount)
-WHERE s.run = %(run)s AND s.step = ANY (%(steps)s::text[]) AND s.step = said.step
-    AND {RUNNING} AND s.token = said.token AND s.life = %(life)s
-"""
-_SPENDING = """
-SELECT coalesce((SELECT sum(spend) FROM agent.attempts WHERE run = %(run)s), 0)
-    + coalesce((SELECT sum(spend) FROM agent.steps WHERE run = %(run)s AND state = 'running'), 0)
 """
 # Every claim, ending and effect draws a number; an attempt's ending draws a higher one than its claim.
 _REVISION = """
