@@ -13,6 +13,7 @@ RESTARTS, HOURS, SPEND = NAMES = ("restarts", "hours", "spend")
 # The facts of a ledger: what is used (spend is the sum of the attempts'), what was granted beyond the configuration.
 USED = {RESTARTS: "used_restarts", HOURS: "used_hours"}
 GRANTED = {name: f"granted_{name}" for name in NAMES}
+_FACTS = (*USED.values(), *GRANTED.values())
 WORKED_UNTIL = "worked_until"
 # Of sums of decimal fractions.
 _ROUNDING = 1e-9
@@ -74,8 +75,7 @@ def raising(state: State) -> str:
 def read(ledger: Ledger, limits: Budget) -> State:
     """Return how the budget stands by the ledger alone."""
 
-    def fact(name: str) -> float:
-        return float(ledger.fact(name) or 0)
-
-    used = Budget(fact(USED[RESTARTS]), fact(USED[HOURS]), ledger.spending())
-    return State(limits.plus(Budget(*(fact(GRANTED[name]) for name in NAMES))), used)
+    facts, spent = ledger.usage(_FACTS)
+    amounts = {name: float(facts.get(name) or 0) for name in _FACTS}
+    used = Budget(amounts[USED[RESTARTS]], amounts[USED[HOURS]], spent)
+    return State(limits.plus(Budget(*(amounts[GRANTED[name]] for name in NAMES))), used)

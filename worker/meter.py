@@ -37,6 +37,7 @@ class Meter(Companion):
         self._persist = persist
         self._state = State(limits, Budget(0, 0, 0))
         self._since = clock.monotonic()  # work since then is not counted yet
+        self._read_at = -math.inf
         self._noted: dict[tuple[str, int], float] = {}  # what the ledger knows of the open attempts' spending
 
     def open(self, unclosed: Iterable[Row], ends: Ends, cut_off: bool) -> None:
@@ -55,6 +56,12 @@ class Meter(Companion):
     def read(self) -> None:
         """Take in what the ledger says: other workers of the run use the same budget."""
         self._state = self._persist(lambda: budget.read(self._ledger, self.limits))
+        self._read_at = clock.monotonic()
+
+    def hear(self) -> None:
+        """Take in what others have used meanwhile; where nothing is limited, only now and then, for who asks us."""
+        if self.limits != Budget() or clock.monotonic() >= self._read_at + _SELDOM:
+            self.read()
 
     def state(self) -> State:
         """Return how the budget stands at this moment."""

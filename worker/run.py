@@ -240,7 +240,7 @@ class Run:
         if clock.monotonic() >= self._look_at():
             orphans = self._peers.hear(self._on_awaited)
             self._broker.look_again()
-            self._meter.read()
+            self._meter.hear()
             if self._succession.close(orphans):
                 self._companions.changed()
 

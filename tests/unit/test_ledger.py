@@ -145,10 +145,10 @@ def test_what_open_and_closed_attempts_have_spent_is_counted_once(store: Ledger)
     store.record([], [claim("a"), claim("b")])
     store.spent({("a", 1): 1.5, ("b", 1): 0.25, ("c", 1): 99.0})
     store.spent({("a", 1): 2.5})
-    assert store.spending() == 2.75
+    assert store.usage([])[1] == 2.75
     assert [row.spend for row in store.rows()] == [2.5, 0.25]
     store.record([ending("a", "failed")._replace(spend=3.0)], [claim("a", 2)])
-    assert store.spending() == 3.25
+    assert store.usage([])[1] == 3.25
     assert [(row.step, row.number, row.spend) for row in store.rows()] == [("a", 1, 3.0), ("b", 1, 0.25), ("a", 2, 0.0)]
 
 

@@ -14,8 +14,10 @@ import pytest
 from tests.postgres import Server
 from tests.unit.test_ledger import claim, closed, ending
 from worker import clock
+from worker.budget import Budget
 from worker.ledger import Claim, Recorded, Row
 from worker.ledger.effects import HELD, TAKEN_OVER, UNKNOWN
+from worker.meter import Meter
 
 pytest.importorskip("psycopg")
 from tests.members import LEASE, PATIENCE, SHORT, Join, again, expire, join, outcomes, run, until
@@ -447,4 +449,64 @@ def test_machines_that_share_a_run_share_its_budget(join: Join) -> None:
     two.record([], [claim("b")], 1)
     one.spent({("a", 1): 2.0, ("b", 1): 50.0})
     two.spent({("b", 1): 1.0})
-    assert one.spending() == two.spending() == 3.0
+    assert one.usage([])[1] == two.usage([])[1] == 3.0
+
+
+def test_the_sum_is_what_the_rows_say_and_old_rows_are_not_summed_up_each_time(
+    join: Join, server: Server, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Whatever others record, and whatever a checkpoint replaces.  A row that nothing of ours changes is not read again,
+    but for a rare look at all of them.
+    """
+    one, two = join("one"), join("two")
+    now = clock.monotonic()
+
+    def used(later: float) -> float:
+        nonlocal now
+        now += later
+        monkeypatch.setattr(clock, "monotonic", lambda: now)
+        said = one.usage([])[1]
+        monkeypatch.undo()
+        return said
+
+    for number in range(1, 9):
+        two.record([ending("a", "failed", number - 1)._replace(spend=1.0)] if number > 1 else [], [claim("a", number)])
+        two.spent({("a", number): 0.5})
+        assert used(10.0) == number - 0.5
+    first = next(one.rows())
+    server.execute("UPDATE agent.attempts SET spend = 101 WHERE run = %s AND number = 1", (run,))
+    assert used(1.0) == 7.5
+    assert two.restore([(first._replace(outcome="done", spend=11.0), b"")]) == 1
+    assert used(1.0) == 6 + 11
+    assert used(50.0) == used(50.0) == 17
+    server.execute("UPDATE agent.attempts SET spend = 21 WHERE run = %s AND number = 1", (run,))
+    assert used(100.0) == 17
+    assert used(300.0) == 27
+
+
+def test_hearing_what_others_have_used_is_one_question(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Once a second while there is nothing to do; none where nothing is limited, but for one a minute, for who asks us.
+    """
+    one, two = join("one"), join("two")
+    asked = []
+    execute = link.Connection.execute
+
+    def counting(connection: link.Connection, query: Any, *values: Any, **options: Any) -> Any:
+        asked.append(query)
+        return execute(connection, query, *values, **options)
+
+    limited, free = (Meter(limits, one, {}, lambda action: action()) for limits in (Budget(spend=5), Budget()))
+    free.read()
+    two.add({"used_hours": 2.0, "granted_spend": 3.0})
+    monkeypatch.setattr(link.Connection, "execute", counting)
+    limited.hear()
+    assert len(asked) == 1
+    assert limited.state().limits.spend == 8.0
+    free.hear()
+    assert len(asked) == 1
+    free._read_at -= 60
+    free.hear()
+    assert len(asked) == 2
+    assert (free.state().used.hours or 0) >= 2.0

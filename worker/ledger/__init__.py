@@ -178,8 +178,11 @@ class Ledger(Protocol):
     def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
         """Note durably what open attempts, by step and number, have spent in all so far; passes over those not ours."""
 
-    def spending(self) -> float:
-        """Return what all attempts have spent, the open ones as far as that was noted."""
+    def usage(self, facts: Sequence[str]) -> tuple[dict[str, str], float]:
+        """Return those of these facts that there are, and what all attempts have spent, the open ones as far as noted.
+
+        Cheap enough to be asked again and again.
+        """
 
     def last_closed(self, step: str) -> Row | None:
         """Return the newest attempt of a step that has ended, or None."""

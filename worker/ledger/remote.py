@@ -195,8 +195,8 @@ class RemoteLedger:
     def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
         self._call(lambda: self._store.spent(amounts))
 
-    def spending(self) -> float:
-        return self._call(self._store.spending)
+    def usage(self, facts: Sequence[str]) -> tuple[dict[str, str], float]:
+        return self._call(lambda: self._store.usage(facts))
 
     def last_closed(self, step: str) -> Row | None:
         return self._call(lambda: self._store.last_closed(step))

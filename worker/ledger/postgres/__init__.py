@@ -36,6 +36,7 @@ from worker.ledger.postgres.news import News
 from worker.ledger.postgres.orphans import Orphans
 from worker.ledger.postgres.rows import CLOSED, OPEN, RECORD, RUNNING, Held, in_order, recording
 from worker.ledger.postgres.schema import are_ready, prepare
+from worker.ledger.postgres.usage import Usage
 
 __all__ = ["Member", "PostgresLedger"]
 
@@ -60,6 +61,7 @@ class PostgresLedger:
         self._facts = Facts(link, self._held)
         self._news = News(link)
         self._orphans = Orphans(link, self._held, lease)
+        self._usage = Usage(link)
 
     @property
     def overdue_at(self) -> float:
@@ -187,8 +189,8 @@ class PostgresLedger:
     def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
         self._facts.spent(amounts)
 
-    def spending(self) -> float:
-        return self._facts.spending()
+    def usage(self, facts: Sequence[str]) -> tuple[dict[str, str], float]:
+        return self._usage.read(facts)
 
     def last_closed(self, step: str) -> Row | None:
         found = self._one(_LAST_CLOSED, {"step": step})

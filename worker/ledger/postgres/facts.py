@@ -1,7 +1,6 @@
-"""The facts of a run in PostgreSQL, and what all its attempts have spent."""
+"""The facts of a run in PostgreSQL, and what its open attempts have spent."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from worker.ledger.postgres.link import Link
 from worker.ledger.postgres.rows import RUNNING, Held, text
@@ -18,8 +17,10 @@ class Facts:
         self._held = held
 
     def fact(self, name: str) -> str | None:
-        found = self._one(_FACT, {"owner": self._owner(name), "name": name})
-        return None if found is None else found[0]
+        with self._link.call() as connection:
+            asked = self._link.me | {"owner": owner(self._link, name), "name": name}
+            found = connection.execute(_FACT, asked, binary=True).fetchone()
+        return None if found is None else str(found[0])
 
     def note(self, facts: Mapping[str, str]) -> None:
         with self._link.call() as connection:
@@ -36,20 +37,15 @@ class Facts:
         with self._link.call() as connection:
             connection.execute(_SPENT, self._link.me | asked)
 
-    def spending(self) -> float:
-        found = self._one(_SPENDING, {})
-        return 0.0 if found is None else float(found[0])
-
-    def _one(self, query: str, values: dict[str, Any]) -> tuple[Any, ...] | None:
-        with self._link.call() as connection:
-            return connection.execute(query, self._link.me | values, binary=True).fetchone()
-
     def _named(self, facts: Mapping[str, str]) -> dict[str, list[str]]:
         names = list(facts)
-        return {"owners": list(map(self._owner, names)), "names": names, "values": list(map(text, facts.values()))}
+        owners = [owner(self._link, name) for name in names]
+        return {"owners": owners, "names": names, "values": list(map(text, facts.values()))}
 
-    def _owner(self, fact: str) -> str:
-        return self._link.member.id if fact in _OWN else ""
+
+def owner(link: Link, fact: str) -> str:
+    """Return whose the fact of that name is: this worker's, or, as an empty text, the run's."""
+    return link.member.id if fact in _OWN else ""
 
 
 _FACT = "SELECT value FROM agent.facts WHERE run = %(run)s AND worker = %(owner)s AND name = %(name)s"
@@ -69,8 +65,4 @@ UPDATE agent.steps s SET spend = said.amount
 FROM unnest(%(steps)s::text[], %(tokens)s::bigint[], %(amounts)s::double precision[]) AS said (step, token, amount)
 WHERE s.run = %(run)s AND s.step = ANY (%(steps)s::text[]) AND s.step = said.step
     AND {RUNNING} AND s.token = said.token AND s.life = %(life)s
-"""
-_SPENDING = """
-SELECT coalesce((SELECT sum(spend) FROM agent.attempts WHERE run = %(run)s), 0)
-    + coalesce((SELECT sum(spend) FROM agent.steps WHERE run = %(run)s AND state = 'running'), 0)
 """

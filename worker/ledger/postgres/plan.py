@@ -9,6 +9,7 @@ from worker.errors import StateError
 from worker.ledger import DONE, LedgerAway, Row
 from worker.ledger.postgres.link import Connection, Link
 from worker.ledger.postgres.rows import text
+from worker.ledger.postgres.usage import RESTORED
 
 # Of those who are in the way, so many are named.
 _NAMED = 3
@@ -65,6 +66,8 @@ def restore(connection: Connection, link: Link, entries: Sequence[tuple[Row, byt
             for row, _output in fresh:
                 if row.outcome is None:
                     connection.execute(_REOPEN, link.me | row._asdict())
+            if tokens:
+                connection.execute(_RESTORED, link.me | {"name": RESTORED, "value": str(max(tokens))})
     except psycopg.errors.UniqueViolation as exc:
         raise LedgerAway(f"{link.place}: others have just recorded the same; looking again") from exc
     return len(fresh)
@@ -165,4 +168,8 @@ ON CONFLICT (run, step) DO UPDATE SET
     former = '', lease_until = to_timestamp(0), definition = excluded.definition, started = excluded.started,
     boot = excluded.boot, key = excluded.key, spend = excluded.spend
 WHERE s.state = 'open' AND s.number < excluded.number
+"""
+_RESTORED = """
+INSERT INTO agent.facts (run, worker, name, value) VALUES (%(run)s, '', %(name)s, %(value)s)
+ON CONFLICT (run, worker, name) DO UPDATE SET value = excluded.value
 """

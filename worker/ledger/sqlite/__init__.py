@@ -195,10 +195,11 @@ class SqliteLedger:
         with transaction(self._db):
             self._db.executemany("UPDATE attempts SET spend = ? WHERE seq = ?", known)
 
-    def spending(self) -> float:
+    def usage(self, facts: Sequence[str]) -> tuple[dict[str, str], float]:
+        known = ((name, self.fact(name)) for name in facts)
         with errors():
             found = self._db.execute("SELECT coalesce(sum(spend), 0.0) FROM attempts").fetchone()
-        return float(found[0])
+        return {name: value for name, value in known if value is not None}, float(found[0])
 
     def last_closed(self, step: str) -> Row | None:
         with errors():
