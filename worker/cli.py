@@ -87,6 +87,7 @@ def _add_telling(add: Callable[..., argparse.ArgumentParser]) -> None:
     budget.add_argument(
         "--add", action="append", default=[], metavar="NAME=AMOUNT", help="so much more: restarts=5 hours=2 spend=10"
     )
+    budget.add_argument("--id", help="with --add: a name for it, under which it counts once however often it is said")
     _add_state(budget)
     budget.set_defaults(command=_budget)
 
@@ -212,7 +213,7 @@ def _budget(options: argparse.Namespace) -> int:
     from worker import grant
 
     where = _state_folder(options), _unit_name(options)
-    print(grant.from_outside(*where, options.add) if options.add else grant.show(*where))
+    print(grant.from_outside(*where, options.add, options.id) if options.add else grant.show(*where))
     return OK
 
 

@@ -1,12 +1,22 @@
-"""Grants: what a person adds to the budget of a run beyond its configuration, and how it is shown."""
+"""Grants: what a person adds to the budget of a run beyond its configuration, and how it is shown.
+
+A grant has an id, which is recorded with it: whoever does not know whether it was heard says it again, and it counts
+once.
+"""
 
 import contextlib
-from collections.abc import Iterable
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
 
 from worker import budget, outside, report, schema
 from worker.budget import GRANTED, NAMES, Budget, State, number
 from worker.errors import AgentError
-from worker.ledger import Ledger
+from worker.ledger import Ledger, LedgerAway
+
+# Before a server that is away is asked again, while a person waits.
+_PAUSES = (0.2, 1.0, 3.0)
 
 
 def parse(words: Iterable[str]) -> Budget:
@@ -20,25 +30,56 @@ def parse(words: Iterable[str]) -> Budget:
     return Budget(**amounts)
 
 
-def grant(store: Ledger, more: Budget, who: str) -> str:
-    """Let the run have so much more, durably; return it in words."""
+def new_id() -> str:
+    """Return an id that no other grant has."""
+    return os.urandom(8).hex()
+
+
+def grant(store: Ledger, more: Budget, who: str, id: str) -> str:
+    """Let the run have so much more, durably, unless the grant `id` counts already; return it in words.
+
+    Raises AgentError if that was another one.
+    """
     given = {name: amount for name, amount in zip(NAMES, more, strict=True) if amount}
-    store.add({GRANTED[name]: amount for name, amount in given.items()})
-    what = ", ".join(f"{number(amount)} more {name}" for name, amount in given.items())
-    return f"budget: {what or 'nothing more'}, as {who} says"
+    what = ", ".join(f"{number(amount)} more {name}" for name, amount in given.items()) or "nothing more"
+    mark = f"grant_{id}"
+    before = store.fact(mark)
+    if before not in (None, what):
+        raise AgentError(f"the grant '{id}' was another one: {before}", "take another --id, or leave it out")
+    store.add({GRANTED[name]: amount for name, amount in given.items()}, mark=(mark, what))
+    return f"budget: {what}, as {who} says"
 
 
-def from_outside(root: str, unit: str | None, words: Iterable[str]) -> str:
-    """Let the run in the state folder `root` have more; return what was done.  Raises AgentError."""
-    given = list(words)
+def from_outside(root: str, unit: str | None, words: Iterable[str], id: str | None) -> str:
+    """Let the run in the state folder `root` have more; return what was done.
+
+    Raises AgentError; where nobody knows whether it was done, with how to say it again.
+    """
+    given, id = list(words), new_id() if id is None else id
+    if not _ID.fullmatch(id):
+        raise AgentError(f"{id!r} is no id of a grant", "up to 64 letters, digits, dots, hyphens and underscores")
     try:
         more = parse(given)
     except ValueError as exc:
         raise AgentError(str(exc)) from None
     who = outside.user()
-    request = {"grant": " ".join(given), "who": who}
-    done = outside.tell(root, unit, request, None, lambda store: grant(store, more, who))
+    request = {"grant": " ".join(given), "who": who, "id": id}
+    again = f"say it again with --id {id}, and it counts once"
+    done = outside.tell(root, unit, request, None, lambda store: _insist(lambda: grant(store, more, who, id)), again)
     return "\n".join([done, *_in_vain(root, unit, more)])
+
+
+def _insist(action: Callable[[], str]) -> str:
+    """Return `action()`, made again while the server that it asks is away for a moment."""
+    for pause in _PAUSES:
+        try:
+            return action()
+        except LedgerAway:
+            time.sleep(pause)
+    return action()
+
+
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def _in_vain(root: str, unit: str | None, more: Budget) -> list[str]:

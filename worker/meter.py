@@ -125,7 +125,8 @@ class Meter(Companion):
         now = clock.monotonic()
         hours = (now - self._since + seconds) / 3600
         amounts = {USED[HOURS]: hours} | ({USED[RESTARTS]: restarts} if restarts else {})
-        self._persist(lambda: self._ledger.add(amounts, {WORKED_UNTIL: repr(clock.wall())}))
+        until = WORKED_UNTIL, repr(clock.wall())  # the same if it is done again, since an answer was lost
+        self._persist(lambda: self._ledger.add(amounts, mark=until))
         self._since = now
         used = self._state.used
         used = used._replace(restarts=(used.restarts or 0) + restarts, hours=(used.hours or 0) + hours)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from worker import control, folder, member, report
 from worker.errors import AgentError, StateError
 from worker.folder import Places
-from worker.ledger import Ledger, StorageFull
+from worker.ledger import Ledger, LedgerAway, StorageFull
 
 
 def tell(
@@ -17,20 +17,23 @@ def tell(
     request: Mapping[str, object],
     result: bytes | None,
     action: Callable[[Ledger], str],
+    again: str,
 ) -> str:
     """Have the worker of the state folder `root` do what `request` says, or do `action` where none lives.
 
-    Return what was done, in words.  Raises AgentError.
+    Return what was done, in words.  Raises AgentError, with `again` as the hint if nobody knows whether it was done.
     """
     if not member.shared(root):  # a server's password is root's to read
         become_owner(root)
     if folder.holder(root) is not None:
-        return _by_worker(Places("", root, folder.runtime(root)).control, request, result)
+        return _by_worker(Places("", root, folder.runtime(root)).control, request, result, again)
     report.open_ledger(root, unit).close()  # says what is wrong, before there is a lock file where no run is
     held = folder.lock(root)
     try:
         with contextlib.closing(report.open_ledger(root, unit, writable=True)) as store:
             done = action(store)
+    except LedgerAway as exc:
+        raise StateError(f"the ledger's server does not answer ({exc}); it may have been done", again) from exc
     except StorageFull as exc:
         raise StateError(f"{root}: cannot be written: {exc}", "nothing was changed; try again") from exc
     except OSError as exc:
@@ -56,13 +59,15 @@ def become_owner(root: str) -> None:
         os.seteuid(owner.st_uid)
 
 
-def _by_worker(path: str, request: Mapping[str, object], result: bytes | None) -> str:
+def _by_worker(path: str, request: Mapping[str, object], result: bytes | None, again: str) -> str:
     try:
         answer = control.request(path, request, result)
+    except ConnectionResetError:
+        answer = None
     except OSError as exc:
         raise AgentError(f"the worker cannot be asked: {path}: {exc.strerror}", "use sudo, or try again") from exc
     if answer is None:
-        raise AgentError("the worker does not answer; it may do it yet", "see 'agentctl status' and 'agentctl list'")
+        raise AgentError("the worker does not answer; it may do it yet, or have done it", again)
     if "error" in answer:
         raise AgentError(answer["error"])
     return str(answer["told"])

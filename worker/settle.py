@@ -93,4 +93,5 @@ def from_outside(root: str, unit: str | None, name: str, result: bytes | None) -
     who = outside.user()
     request = {"settle": name, "who": who, "kept": result is not None}
     places = Places("", root, "")
-    return outside.tell(root, unit, request, result, lambda store: settle(store, places, name, result, who))
+    again = "'agentctl list' says so; if not, say it again"
+    return outside.tell(root, unit, request, result, lambda store: settle(store, places, name, result, who), again)

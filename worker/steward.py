@@ -63,8 +63,8 @@ class Steward:
 
         who = request["who"]
         if "grant" in request:
-            event, more = "budget-raised", grant.parse(request["grant"].split())
-            done: str = self._persist(lambda: grant.grant(self._ledger, more, who))
+            event, more, id = "budget-raised", grant.parse(request["grant"].split()), request.get("id", grant.new_id())
+            done: str = self._persist(lambda: grant.grant(self._ledger, more, who, id))
         else:
             event, said = "settled", (result or b"") if request["kept"] == "yes" else None
             done = self._persist(lambda: settle.settle(self._ledger, self._places, request["settle"], said, who))

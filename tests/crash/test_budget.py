@@ -30,8 +30,8 @@ def used(w: Worker, capsys: pytest.CaptureFixture[str], name: str) -> float:
     return float(json.loads(capsys.readouterr().out)["budget"][name]["used"])
 
 
-def add(w: Worker, words: str) -> int:
-    return cli.main(["budget", "--add", words, "--state", str(w.state)])
+def add(w: Worker, words: str, *more: str) -> int:
+    return cli.main(["budget", "--add", words, *more, "--state", str(w.state)])
 
 
 def test_a_run_that_only_succeeds_ends_when_its_money_is_spent(
@@ -205,8 +205,15 @@ tasks:
     assert capsys.readouterr().out == "budget: 1 more spend, as root says\n".replace("root", outside.user())
     assert add(w, "hours=1") == 0
     assert "hours: the list sets no limit" in capsys.readouterr().out
+    assert [add(w, "spend=2", "--id", "mine"), add(w, "spend=2", "--id", "mine")] == [0, 0]
+    assert add(w, "spend=3", "--id", "mine") == 1
+    assert "'mine' was another one: 2 more spend" in capsys.readouterr().err
     (w.state / "work/go").touch()
     assert w.wait() == 0
+    assert add(w, "spend=2", "--id", "mine") == 0, "it counts already, whoever is asked"
+    capsys.readouterr()
+    assert cli.main(["budget", "--state", str(w.state)]) == 0
+    assert "spend     1.8 of 4\n" in capsys.readouterr().out
 
 
 def test_a_grant_that_comes_while_the_steps_are_being_ended_lets_the_run_go_on(worker: MakeWorker) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from worker import budget, grant
 from worker.budget import Budget, State
+from worker.errors import AgentError
 from worker.ledger.sqlite import SqliteLedger
 
 LIMITS = Budget(restarts=2, hours=1, spend=20)
@@ -56,10 +57,21 @@ def test_a_grant_adds_to_what_the_configuration_allows(ledger: SqliteLedger) -> 
     """
     Twice five is ten; where there is no limit there is none to raise.
     """
-    for _ in range(2):
-        grant.grant(ledger, grant.parse(["spend=5", "restarts=1"]), "ann")
+    for id in ("first", "second"):
+        grant.grant(ledger, grant.parse(["spend=5", "restarts=1"]), "ann", id)
     state = budget.read(ledger, Budget(spend=20))
     assert state.limits == Budget(None, None, 30)
+
+
+def test_a_grant_counts_once_however_often_it_is_said(ledger: SqliteLedger) -> None:
+    """
+    Its id tells it from others of the same amount; another amount under it is a mistake.
+    """
+    for _ in range(3):
+        assert grant.grant(ledger, grant.parse(["spend=5"]), "ann", "mine") == "budget: 5 more spend, as ann says"
+    with pytest.raises(AgentError, match="was another one: 5 more spend"):
+        grant.grant(ledger, grant.parse(["spend=6"]), "ann", "mine")
+    assert budget.read(ledger, Budget(spend=20)).limits.spend == 25
 
 
 @pytest.mark.parametrize("words", [["spend"], ["spend="], ["spend=-1"], ["spend=1e3"], ["money=5"], ["spend=inf"]])

@@ -160,6 +160,17 @@ def test_amounts_add_up_and_facts_beside_them_are_replaced(store: Ledger) -> Non
     assert store.fact("worked_until") == "2"
 
 
+def test_amounts_with_a_mark_are_added_once(store: Ledger) -> None:
+    """
+    Said again, as after an answer that was lost, they are known by it; another value of the mark is another time.
+    """
+    for value in ("1", "1", "2", "2"):
+        store.add({"used_hours": 0.5}, {"state": value}, ("counted", value))
+    assert float(store.fact("used_hours") or 0) == 1.0
+    store.add({"used_hours": 0.5}, {"state": "not this"}, ("counted", "2"))
+    assert (store.fact("state"), store.fact("counted")) == ("2", "2")
+
+
 def test_whatever_a_step_says_can_be_stored(store: Ledger) -> None:
     """
     NUL and numbers beyond all measure: the ending is recorded, and the rest of it intact.

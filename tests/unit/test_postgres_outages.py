@@ -11,9 +11,11 @@ import pytest
 from tests.postgres import Server
 from tests.proxy import Proxy
 from tests.unit.test_ledger import claim, ending
-from worker import clock
+from worker import clock, grant
+from worker.budget import Budget
 from worker.ledger import LedgerAway, Recorded
 from worker.ledger.effects import COMMITTED, GRANTED, HELD, TAKEN_OVER, Effects
+from worker.meter import Meter
 
 pytest.importorskip("psycopg")
 from tests.members import LEASE, PATIENCE, SHORT, Join, again, expire, join, outcomes, proxy, run, until
@@ -55,6 +57,24 @@ def test_an_ending_and_a_new_attempt_whose_answer_was_lost(join: Join, proxy: Pr
     assert outcomes(two) == [("a", 1, "failed"), ("a", 2, None)]
     assert again(lambda: one.record([ending("a", "failed")], [claim("a", 2)], 1)) == Recorded([claim("a", 2)], [])
     assert one.record([ending("a", number=2)], [], 0).lost == []
+
+
+def test_a_grant_whose_answer_was_lost_counts_once(join: Join, proxy: Proxy) -> None:
+    """
+    Wherever in the look, BEGIN, mark, amounts, facts, COMMIT the line is cut; the time at work likewise.
+    """
+    one, two = join("one", port=proxy.port), join("two")
+    meter = Meter(Budget(), one, {}, again)
+    for answer in range(1, 7):
+        proxy.lose(answer)
+        again(lambda: grant.grant(one, Budget(spend=5), "ann", f"grant {answer}"))  # noqa: B023
+        assert proxy.lost.is_set()
+        assert float(two.fact("granted_spend") or 0) == 5 * answer
+    meter._since -= 3600
+    proxy.lose(5)
+    meter.conclude("done")
+    assert proxy.lost.is_set()
+    assert float(two.fact("used_hours") or 0) == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_backend_that_is_ended_costs_nothing(join: Join, server: Server) -> None:

@@ -169,10 +169,13 @@ class Ledger(Protocol):
     def note(self, facts: dict[str, str]) -> None:
         """Store facts about the run, durably, in one transaction.  Raises StorageFull."""
 
-    def add(self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}) -> None:
+    def add(
+        self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}, mark: tuple[str, str] | None = None
+    ) -> None:
         """Add to facts that are numbers, 0 where there is none yet, and store `facts`, durably, in one transaction.
 
-        After LedgerAway it may have been done all the same; done again it counts twice.
+        `mark`: the name and the value of a fact that is stored along.  Where it has that value already all of this has
+        been done, and nothing is done; without it, what is done again after LedgerAway may count twice.
         """
 
     def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:

@@ -189,8 +189,10 @@ class RemoteLedger:
     def note(self, facts: dict[str, str]) -> None:
         self._call(lambda: self._store.note(facts))
 
-    def add(self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}) -> None:
-        self._call(lambda: self._store.add(amounts, facts))
+    def add(
+        self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}, mark: tuple[str, str] | None = None
+    ) -> None:
+        self._call(lambda: self._store.add(amounts, facts, mark))
 
     def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
         self._call(lambda: self._store.spent(amounts))

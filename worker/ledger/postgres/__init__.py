@@ -183,8 +183,10 @@ class PostgresLedger:
     def note(self, facts: dict[str, str]) -> None:
         self._facts.note(facts)
 
-    def add(self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}) -> None:
-        self._facts.add(amounts, facts)
+    def add(
+        self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}, mark: tuple[str, str] | None = None
+    ) -> None:
+        self._facts.add(amounts, facts, mark)
 
     def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
         self._facts.spent(amounts)

@@ -26,8 +26,11 @@ class Facts:
         with self._link.call() as connection:
             connection.execute(_NOTE, self._link.me | self._named(facts))
 
-    def add(self, amounts: Mapping[str, float], facts: Mapping[str, str]) -> None:
+    def add(self, amounts: Mapping[str, float], facts: Mapping[str, str], mark: tuple[str, str] | None) -> None:
         with self._link.call() as connection, connection.transaction():
+            # Who comes second while the first is under way waits here, and finds it done.
+            if mark is not None and not connection.execute(_MARK, self._link.me | self._named(dict([mark]))).rowcount:
+                return
             connection.execute(_ADD, self._link.me | self._named({name: repr(more) for name, more in amounts.items()}))
             connection.execute(_NOTE, self._link.me | self._named(facts))
 
@@ -54,6 +57,7 @@ INSERT INTO agent.facts (run, worker, name, value)
 SELECT %(run)s, * FROM unnest(%(owners)s::text[], %(names)s::text[], %(values)s::text[])
 ON CONFLICT (run, worker, name) DO UPDATE SET value = excluded.value
 """
+_MARK = f"{_NOTE} WHERE facts.value <> excluded.value"
 _ADD = """
 INSERT INTO agent.facts (run, worker, name, value)
 SELECT %(run)s, * FROM unnest(%(owners)s::text[], %(names)s::text[], %(values)s::text[])

@@ -71,6 +71,10 @@ _ADD = """
 INSERT INTO facts VALUES (?, ?)
 ON CONFLICT (name) DO UPDATE SET value = CAST(value AS REAL) + CAST(excluded.value AS REAL)
 """
+_MARK = """
+INSERT INTO facts VALUES (?, ?)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE value <> excluded.value
+"""
 _CLAIM = "INSERT INTO attempts (seq, step, number, definition, started, boot, key) VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -185,8 +189,12 @@ class SqliteLedger:
         with transaction(self._db):
             self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
-    def add(self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}) -> None:
+    def add(
+        self, amounts: Mapping[str, float], facts: Mapping[str, str] = {}, mark: tuple[str, str] | None = None
+    ) -> None:
         with transaction(self._db):
+            if mark is not None and not self._db.execute(_MARK, mark).rowcount:
+                return
             self._db.executemany(_ADD, amounts.items())
             self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
