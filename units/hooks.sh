@@ -81,7 +81,7 @@ comes_back() {
 note() {
     state=${STATE_DIRECTORY%%:*}
     job=$(job)
-    echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS" >>"$state/ended"
+    echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS${INVOCATION_ID:+ $INVOCATION_ID}" >>"$state/ended"
     [ "$job" != stop ] || echo stop >>"$state/ended"   # whoever asked for it need not be told
     [ -f "$state/keep-awake" ] || return 0
     case "$job/$EXIT_STATUS" in

@@ -15,6 +15,7 @@ USED = {RESTARTS: "used_restarts", HOURS: "used_hours"}
 GRANTED = {name: f"granted_{name}" for name in NAMES}
 _FACTS = (*USED.values(), *GRANTED.values())
 WORKED_UNTIL = "worked_until"
+COUNTED_END = "counted_end"  # the newest end of a worker that is among the restarts
 # Of sums of decimal fractions.
 _ROUNDING = 1e-9
 

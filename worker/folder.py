@@ -201,18 +201,23 @@ class Ends(NamedTuple):
 
     `faults`: those that were not well, and that nobody had asked to end; the last one last.  `at`: when the last one
     ended (wall clock), None if systemd has said nothing.  `stopped`: systemd's word for that end if it had been asked
-    for, else empty.
+    for, else empty.  `ids`: of each fault, what tells it from all others; empty where systemd did not say.
     """
 
     faults: list[str]
     at: float | None
     stopped: str = ""
+    ids: tuple[str, ...] = ()
+
+    def since(self, known: str) -> int:
+        """Return how many faults there were after the one with the id `known`; all, if that is not among them."""
+        return len(self.faults) - (self.ids.index(known) + 1 if known and known in self.ids else 0)
 
 
 def ended(root: str) -> Ends:
     """Return how workers have ended that had this state folder.
 
-    The unit has it written down: $SERVICE_RESULT, $EXIT_CODE and $EXIT_STATUS of systemd.exec(5).
+    The unit has it written down: $SERVICE_RESULT, $EXIT_CODE, $EXIT_STATUS and $INVOCATION_ID of systemd.exec(5).
     """
     try:
         with open(f"{root}/ended", encoding="utf-8", errors="replace") as file:
@@ -220,11 +225,11 @@ def ended(root: str) -> Ends:
     except OSError:
         return Ends([], None)
     # A worker that is killed because it does not stop in time has been asked to end, whatever it was that it hung at.
-    known = [line for line, after in itertools.pairwise([*lines, []]) if len(line) == 3 and after != _STOP]
+    known = [line for line, after in itertools.pairwise([*lines, []]) if len(line) in (3, 4) and after != _STOP]
     ends = [line for line in known if line[0] != "success" and line[2] not in _ORDERLY]
-    faults = [f"{how}, {f'exit status {status}' if code == 'exited' else f'SIG{status}'}" for how, code, status in ends]
-    end = lines[-2] if lines[-1:] == [_STOP] and len(lines) > 1 else []
-    return Ends(faults, at, end[0] if end else "")
+    faults = [f"{end[0]}, {'exit status ' if end[1] == 'exited' else 'SIG'}{end[2]}" for end in ends]
+    last = lines[-2] if lines[-1:] == [_STOP] and len(lines) > 1 else []
+    return Ends(faults, at, last[0] if last else "", tuple("".join(end[3:]) for end in ends))
 
 
 def forget_ended(root: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from worker import budget, clock, points
 from worker.attempt import Attempt
-from worker.budget import HOURS, RESTARTS, USED, WORKED_UNTIL, Budget, State
+from worker.budget import COUNTED_END, HOURS, RESTARTS, USED, WORKED_UNTIL, Budget, State
 from worker.companions import Companion
 from worker.disk import Stopped
 from worker.folder import Ends
@@ -49,8 +49,10 @@ class Meter(Companion):
         now = clock.wall()
         unsaid = min(max(0.0, (ends.at or now) - until), self._every()) if cut_off else 0.0
         self._noted = {(row.step, row.number): row.spend for row in unclosed}
+        counted = self._persist(lambda: self._ledger.fact(COUNTED_END)) or ""
         # Where systemd does not tell, nobody but us could have ended in order.
-        self._add(len(ends.faults) if ends.at is not None else int(cut_off), unsaid)
+        restarts = ends.since(counted) if ends.at is not None else int(cut_off)
+        self._add(restarts, unsaid, {COUNTED_END: ends.ids[-1]} if any(ends.ids[-1:]) else {})
         self.read()
 
     def read(self) -> None:
@@ -120,13 +122,13 @@ class Meter(Companion):
         self._noted[attempt] = spend
         self._state = self._state._replace(used=used._replace(spend=(used.spend or 0) + more))
 
-    def _add(self, restarts: int, seconds: float) -> None:
+    def _add(self, restarts: int, seconds: float, facts: Mapping[str, str] = {}) -> None:
         """Count this worker's time up to now, and so much more; nothing is counted twice, nor lost in between."""
         now = clock.monotonic()
         hours = (now - self._since + seconds) / 3600
         amounts = {USED[HOURS]: hours} | ({USED[RESTARTS]: restarts} if restarts else {})
         until = WORKED_UNTIL, repr(clock.wall())  # the same if it is done again, since an answer was lost
-        self._persist(lambda: self._ledger.add(amounts, mark=until))
+        self._persist(lambda: self._ledger.add(amounts, facts, until))
         self._since = now
         used = self._state.used
         used = used._replace(restarts=(used.restarts or 0) + restarts, hours=(used.hours or 0) + hours)

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from worker import budget, grant
+from worker import budget, folder, grant
 from worker.budget import Budget, State
 from worker.errors import AgentError
 from worker.ledger.sqlite import SqliteLedger
+from worker.meter import Meter
 
 LIMITS = Budget(restarts=2, hours=1, spend=20)
 
@@ -72,6 +73,21 @@ def test_a_grant_counts_once_however_often_it_is_said(ledger: SqliteLedger) -> N
     with pytest.raises(AgentError, match="was another one: 5 more spend"):
         grant.grant(ledger, grant.parse(["spend=6"]), "ann", "mine")
     assert budget.read(ledger, Budget(spend=20)).limits.spend == 25
+
+
+def test_ends_that_are_counted_and_not_forgotten_are_not_counted_again(ledger: SqliteLedger) -> None:
+    """
+    A worker that dies between the two has died once itself; systemd has written that down, too.
+    """
+    ends = [folder.Ends(["SIGKILL"] * number, 1.0, "", ("i1", "i2", "i3")[:number]) for number in range(4)]
+
+    def used_after(found: folder.Ends) -> float | None:
+        Meter(LIMITS, ledger, {}, lambda action: action()).open([], found, cut_off=True)
+        return budget.read(ledger, LIMITS).used.restarts
+
+    assert [used_after(found) for found in (ends[1], ends[1], ends[2], ends[2])] == [1, 1, 2, 2]
+    assert used_after(folder.Ends(["SIGKILL"], 1.0, "", ("i3",))) == 3, "the others are forgotten"
+    assert used_after(folder.Ends(["SIGKILL"], 1.0, "", ("",))) == 4, "nobody can tell which one it is"
 
 
 @pytest.mark.parametrize("words", [["spend"], ["spend="], ["spend=-1"], ["spend=1e3"], ["money=5"], ["spend=inf"]])

@@ -18,6 +18,7 @@ from worker import folder
         ("success exited 75\nstop\nsignal killed SEGV\n", ["signal, SIGSEGV"], ""),
         ("success exited 75\nstop\n", [], "success"),
         ("stop\n", [], ""),
+        ("signal killed KILL 0a1b\nsuccess exited 75 2c3d\nstop\n", ["signal, SIGKILL"], "success"),
         ("rubbish\nstop\n\n", [], ""),
     ],
 )
@@ -30,3 +31,13 @@ def test_faults_are_ends_that_nobody_asked_for(tmp_path: Path, lines: str, fault
     assert (found.faults, found.stopped) == (faults, stopped)
     folder.forget_ended(str(tmp_path))
     assert folder.ended(str(tmp_path)) == folder.Ends([], None)
+
+
+def test_each_fault_has_the_id_that_systemd_gave_the_worker(tmp_path: Path) -> None:
+    """
+    By which it is known again; ends in order, and those that an older version wrote down, have none to tell.
+    """
+    (tmp_path / "ended").write_text("signal killed KILL\nsignal killed KILL b\nsuccess exited 0 c\noom killed KILL d\n")
+    found = folder.ended(str(tmp_path))
+    assert found.ids == ("", "b", "d")
+    assert [found.since(known) for known in ("", "b", "d", "c", "gone")] == [3, 1, 0, 3, 3]

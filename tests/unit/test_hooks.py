@@ -72,7 +72,11 @@ def test_temporary_files_go_only_when_no_step_can_have_them(tmp_path: Path) -> N
     assert os.listdir(tmp_path / "cache") == []
     for result in ("watchdog", "success"):
         hook("note", tmp_path, SERVICE_RESULT=result, EXIT_CODE="killed", EXIT_STATUS="ABRT", **folders)
-    assert (tmp_path / "state/ended").read_text() == "watchdog killed ABRT\nsuccess killed ABRT\n"
+    hook(
+        "note", tmp_path, SERVICE_RESULT="signal", EXIT_CODE="killed", EXIT_STATUS="KILL", INVOCATION_ID="0a", **folders
+    )
+    said = "watchdog killed ABRT\nsuccess killed ABRT\nsignal killed KILL 0a\n"
+    assert (tmp_path / "state/ended").read_text() == said
 
 
 @pytest.mark.parametrize(

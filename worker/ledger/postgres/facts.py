@@ -6,7 +6,7 @@ from worker.ledger.postgres.link import Link
 from worker.ledger.postgres.rows import RUNNING, Held, text
 
 # Facts of one machine; all others are the run's.
-_OWN = ("boot", "config", "version", "outcomes", "worked_until")
+_OWN = ("boot", "config", "version", "outcomes", "worked_until", "counted_end")
 
 
 class Facts:
