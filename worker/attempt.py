@@ -226,8 +226,8 @@ class Attempt:
         if phase in (RUNNING, ENDING):
             self._interrupted_by = reason
             self._ask_to_end(grace, now)
-        elif phase == SWEEPING and self.streams.held_since is not None:
-            self._interrupted_by = reason  # its result could be kept nowhere
+        elif phase == SWEEPING and self.streams.held_since is not None and reason != "budget":
+            self._interrupted_by = reason  # its result could be kept nowhere; only who is in no hurry waits for space
             self._next(now)
         elif phase == SWEEPING and self._programs.left:
             self._interrupted_by = reason

@@ -101,6 +101,7 @@ class Broker:
         self._tell = tell
         self._told = told
         self.changed: Callable[[], None] = lambda: None  # called when an effect was claimed
+        self.committing = False  # an effect has happened, and the ledger has yet to take that
         self._queue: deque[tuple[Connection, dict[str, str] | None, bytes | None]] = deque()
         self._callers: dict[Connection, _Caller] = {}
         self._lines: dict[str, _Line] = {}
@@ -218,7 +219,11 @@ class Broker:
         kept = (result or b"") if request["kept"] == "yes" else None
         if outcome not in _OUTCOMES or (kept is not None and len(kept) != size):
             raise ValueError("the result is not what the request says")
-        done = self._persist(lambda: self._effects.commit(key, token, kept, size))
+        self.committing = True
+        try:
+            done = self._persist(lambda: self._effects.commit(key, token, kept, size))
+        finally:
+            self.committing = False
         self._tell(step, key, outcome if done else wire.LOST)
         client.answer({"verdict": wire.COMMITTED if done else wire.LOST})
         self._end(key, token, now)

@@ -81,6 +81,10 @@ class Crew:
         """Return whether an attempt has not ended yet."""
         return not all(attempt.over for attempt in self.running.values())
 
+    def at_stake(self) -> bool:
+        """Return whether an attempt has not ended yet, or has ended well: unless recorded, its work is done again."""
+        return any(not attempt.over or attempt.end().well for attempt in self.running.values() if not attempt.lost)
+
     def start(self, claim: Claim, step: Step, past: Progress) -> bool:
         """Start a claimed attempt, with a note about the one before it.
 

@@ -90,6 +90,11 @@ class End(NamedTuple):
     found: bool = False
     unknown: str = ""
 
+    @property
+    def well(self) -> bool:
+        """Whether the step has done by itself what it was to do."""
+        return self.status == 0 and not self.why and self.interrupted_by is None and self.limit is None
+
 
 class Verdict(NamedTuple):
     """What the end of an attempt means; `delay` is the time to the next one, in seconds.
@@ -152,11 +157,10 @@ def _outcome(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
         # What was said of an exit that we forced says nothing.
         cause = describe(end) if end.status is None else _CAUSES[end.interrupted_by]
         return Verdict(INTERRUPTED, cause, False, False, 0.0)
-    if end.interrupted_by is None and end.limit is None:
-        if end.status == 0 and not end.why:
-            return Verdict(DONE, "its check found that it had happened" if end.found else "", False, False, 0.0)
-        if end.status == TEMPORARY:
-            return _not_now(end, past, retry, chance)
+    if end.well:
+        return Verdict(DONE, "its check found that it had happened" if end.found else "", False, False, 0.0)
+    if end.interrupted_by is None and end.limit is None and end.status == TEMPORARY:
+        return _not_now(end, past, retry, chance)
     return _failed(end, past, retry)
 
 

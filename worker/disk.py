@@ -31,9 +31,10 @@ class Disk:
         """`wait` handles events until a time on the monotonic clock; `stopping` says whether to give up."""
         self._journal = journal
         self._wait = wait
-        self._stopping = stopping
+        self.stopping = stopping
         self.waiting_for: str | None = None
         self.meanwhile: Callable[[], None] = _nothing  # what must go on while the disk is full
+        self.look: Callable[[], None] = _nothing  # called again and again for as long as anything is waited for
 
     def persist(self, what: str, action: Callable[[], T]) -> T:
         """Return `action()`, repeated for as long as the disk is full.  `action` must be all or nothing.
@@ -73,7 +74,8 @@ class Disk:
         if not away:
             self.meanwhile()
         while clock.monotonic() < retry_at:
-            if self._stopping():
+            self.look()
+            if self.stopping():
                 raise Stopped
             self._wait(retry_at)
 

@@ -18,6 +18,7 @@ from worker.ledger import Ending, Ledger, Row
 
 # Time is written down this often; a worker that dies has worked at most so much longer.
 _OFTEN, _SELDOM = 5.0, 60.0
+_WORTH_IT = 1.0
 
 
 class Meter(Companion):
@@ -107,6 +108,11 @@ class Meter(Companion):
         """Write down what is not yet, if the disk takes it."""
         with contextlib.suppress(Stopped):
             self._add(0, 0.0)
+
+    def settle(self) -> None:
+        """Write down what the end of the worker has taken beside, if that is worth a transaction."""
+        if clock.monotonic() - self._since >= _WORTH_IT:
+            self.conclude("")
 
     def _every(self) -> float:
         return _SELDOM if self.limits.hours is None else _OFTEN

@@ -50,6 +50,7 @@ class Run:
         self._peers = shop.peers
         self._broker = shop.broker
         self._succession = shop.succession
+        shop.disk.stopping = self._gives_up
 
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
@@ -58,6 +59,7 @@ class Run:
         try:
             self._notifier.ready("reading what was done before")
             self._begin()
+            self._shop.disk.look = self._mind_budget
             finished: str | None = None
             while finished is None:
                 finished = LEFT if self._orders.leaving else self._turn()
@@ -143,7 +145,7 @@ class Run:
             if not self._commit(endings, claims, upcoming.most):
                 break
             endings, upcoming = [], self._upcoming()
-        if self._orders.ending and not self._running:
+        if self._orders.ending and upcoming.finished is None and not self._running:
             return self._orders.ending
         if upcoming.finished is not None and not self._running:
             return None if self._more_to_do() or self._others_differ() else upcoming.finished
@@ -160,12 +162,24 @@ class Run:
         if self._orders.ending == OUT_OF_BUDGET and not spent:
             self._orders.ending = None  # steps that were asked to end do so, and are begun again
             self._voice.budget_raised()
-        upcoming = decide.Next([]) if self._orders.ending else self._decide()
-        if self._orders.ending or upcoming.finished is not None or not spent:
+        if self._orders.ending == STOPPED:
+            return decide.Next([])
+        upcoming = self._decide()
+        if upcoming.finished is not None or not spent:
             return upcoming
+        if not self._orders.ending:
+            self._end_for_budget(spent)
+        return decide.Next([])
+
+    def _mind_budget(self) -> None:
+        """End the steps once the budget is spent, also while the loop waits for the ledger."""
+        spent = self._meter.state().spent()
+        if spent and not self._orders.done and self._decide().finished is None:
+            self._end_for_budget(spent)
+
+    def _end_for_budget(self, spent: str) -> None:
         self._voice.budget_spent(spent)
         self._orders.end(OUT_OF_BUDGET)
-        return decide.Next([])
 
     def _decide(self) -> decide.Next:
         settings = self._list.settings
@@ -297,12 +311,20 @@ class Run:
             return True
         return finished not in (STOPPED, LEFT, OUT_OF_BUDGET) and self._more_to_do()
 
+    def _gives_up(self) -> bool:
+        """Return whether not to wait for the ledger any longer: for the budget alone no work is thrown away."""
+        if self._orders.leaving or self._orders.ending != OUT_OF_BUDGET:
+            return self._orders.done
+        return not self._crew.at_stake() and not self._broker.committing
+
     def _give_up(self) -> int:
         """End although nothing can be written; the steps have their time to end, unless they outlive us."""
         until = clock.monotonic() + STOP_GRACE
         while not self._orders.leaving and clock.monotonic() < until and self._crew.at_work():
             self._watchdog.wait(until)
-        finished = LEFT if self._orders.leaving else STOPPED
+        finished = LEFT if self._orders.leaving else self._orders.ending or STOPPED
+        if finished == OUT_OF_BUDGET:
+            self._voice.unrecorded()
         self._conclude(finished)
         if not self._orders.leaving:
             self._crew.close()
@@ -317,6 +339,7 @@ class Run:
             self._companions.changed()
         self._voice.closing(finished)
         self._companions.conclude(finished)
+        self._meter.settle()
 
     def _exit_status(self, finished: str) -> int:
         self._notifier.stopping(self._voice.summary(), EXIT_GRACE)

@@ -86,6 +86,11 @@ class Voice:
     def budget_raised(self) -> None:
         self._note(f"run {self._run}: the budget has been raised; going on")
 
+    def unrecorded(self) -> None:
+        """Say that the ledger is waited for no longer."""
+        text = f"{self._disk.waiting_for}: not waited for any longer; how steps ended is not recorded"
+        self._journal.event("waiting", text, priority=ERROR)
+
     def reloaded(self) -> None:
         self._journal.event("reloaded", f"the configuration was read again: {self._board.total} steps")
 

@@ -168,6 +168,7 @@ class Workshop:
         return Peers(remote, self.running, self.standing, self.results, self.persist, self.journal, lease)
 
     def _listen(self) -> None:
-        """Hear what people say while the end waits for the last copy."""
+        """Hear what people say while the end waits for the last copy, and count that time."""
         with contextlib.suppress(Stopped):
             self.broker.work(clock.monotonic())
+            self.meter.keep(clock.monotonic())

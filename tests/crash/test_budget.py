@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,25 @@ from worker import cli, outside
 from worker.errors import OUT_OF_BUDGET
 
 SPEND = f"PYTHONPATH={ROOT} {sys.executable} -m worker spend"
+# While that file is there, the ledger's disk is full; what a step leaves behind has all the time to end.
+HOOK = """
+import contextlib, os, sys
+
+if "worker" in sys.orig_argv and "run" in sys.orig_argv:
+    from worker import attempt
+    from worker.ledger import StorageFull, sqlite
+    attempt.LEFTOVER_GRACE = 60.0
+    transaction = sqlite.transaction
+
+    @contextlib.contextmanager
+    def hooked(*args, **options):
+        if os.path.exists(os.environ["FULL"]):
+            raise StorageFull("database or disk is full")
+        with transaction(*args, **options):
+            yield
+
+    sqlite.transaction = hooked
+"""
 PAYING = f"""
 budget: {{spend: 1.00}}
 tasks:
@@ -262,3 +282,94 @@ tasks:
     (w.config.parent / "go").touch()
     assert w.wait() == 0
     assert [row.outcome for row in w.rows()] == ["interrupted", "done", "done"]
+
+
+def test_the_wait_for_the_last_copy_is_time_at_work(worker: MakeWorker, capsys: pytest.CaptureFixture[str]) -> None:
+    w = worker("""
+budget: {hours: 1}
+copy: {every: 1h, command: 'while ! test -e go; do sleep 0.02; done'}
+tasks: [{id: a, run: 'true'}]
+""")
+    w.start().until("run .*: done, 1 of 1")
+    began = time.monotonic()
+    w.until("waiting for the last copy")
+    waited = time.monotonic() - began
+    (w.config.parent / "go").touch()
+    assert w.wait() == 0
+    assert used(w, capsys, "hours") * 3600 >= waited
+
+
+@pytest.fixture
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file; while it is there, the workers' disk is full."""
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(HOOK)
+    monkeypatch.setenv("FULL", f"{tmp_path}/full")
+    return tmp_path / "full"
+
+
+def test_hours_are_not_waited_away_on_a_full_disk(worker: MakeWorker, full: Path) -> None:
+    """
+    The steps are ended, and the worker says what is not recorded: in the ledger, the attempt stands as it was.  It
+    ended in order, so that this costs the step nothing.
+    """
+    w = worker(
+        f"""
+budget: {{hours: 0.0003}}
+defaults: {{env: {{FULL: {full}}}, retry: {{attempts: 1}}}}
+tasks:
+  - {{id: a, run: 'test -e more && exit; touch "$FULL"; exec sleep 600'}}
+""",
+        environ={"PYTHONPATH": f"{ROOT}:{full.parent}/hook"},
+    )
+    assert w.run() == OUT_OF_BUDGET
+    assert w.matching("the budget is spent, hours: .*; ending the steps")
+    assert w.matching("ledger.db: not waited for any longer; how steps ended is not recorded")
+    assert [row.outcome for row in w.rows()] == [None]
+    full.unlink()
+    (w.state / "work/more").touch()
+    assert add(w, "hours=1") == 0
+    assert w.run() == 0
+    assert [(row.outcome, row.counted) for row in w.rows()] == [("interrupted", 0), ("done", 0)]
+
+
+def test_what_is_done_is_waited_for_although_the_budget_is_spent(worker: MakeWorker, full: Path) -> None:
+    """
+    The other step is ended when the hours are over; the disk has space again, and what had ended well is recorded.
+    """
+    w = worker(
+        f"""
+budget: {{hours: 0.0005}}
+concurrency: 2
+defaults: {{env: {{FULL: {full}}}}}
+tasks:
+  - {{id: a, run: 'while ! test -e "$FULL"; do sleep 0.02; done; echo a'}}
+  - {{id: b, run: 'touch "$FULL"; exec sleep 600'}}
+""",
+        environ={"PYTHONPATH": f"{ROOT}:{full.parent}/hook"},
+    )
+    w.start().until("the budget is spent, hours: .*; ending the steps")
+    full.unlink()
+    assert w.wait() == OUT_OF_BUDGET
+    assert {row.step: row.outcome for row in w.rows()} == {"a": "done", "b": "interrupted"}
+
+
+def test_a_run_whose_last_step_ended_well_is_done_whatever_it_has_cost(worker: MakeWorker, full: Path) -> None:
+    """
+    What is left of the step when it has ended spends the last of the money: nothing is left for which more is needed.
+    """
+    w = worker(
+        f"""
+budget: {{spend: 1}}
+tasks:
+  - id: a
+    run: (trap '' TERM; while ! test -e go; do sleep 0.02; done; {SPEND} 1) &
+""",
+        environ={"PYTHONPATH": f"{ROOT}:{full.parent}/hook"},
+    )
+    w.start().until("^a: ended and left processes behind")
+    (w.state / "work/go").touch()
+    w.until("the budget is spent")
+    assert w.wait() == 0
+    assert [(row.outcome, row.spend) for row in w.rows()] == [("done", 1.0)]
