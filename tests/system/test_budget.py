@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -21,6 +22,13 @@ tasks:
     foreach: {{range: 1-40}}
     run: |
       for part in 1 2; do echo {EACH / 2} >>../paid; agentctl spend {EACH / 2}; sleep 0.05; done
+"""
+
+
+NEWEST_END = """
+import sqlite3
+with sqlite3.connect("/var/lib/agent/ledger.db") as db:
+    print(*db.execute("SELECT value FROM facts WHERE name = 'counted_end'").fetchone())
 """
 
 
@@ -75,6 +83,7 @@ def test_restarts_are_told_apart(agent: Machine) -> None:
     service.kill("SIGKILL")
     service.wait("step-adopted")
     assert budget(service, "restarts") == 1
+    assert re.fullmatch(r"[0-9a-f]{32}\n", agent.run(["python3", "-c", NEWEST_END]).out), "the id of that start"
     service.kill("SIGSTOP")  # the watchdog's
     service.wait("step-adopted")
     assert budget(service, "restarts") == 2
