@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from worker import budget, outside, report, schema
 from worker.budget import GRANTED, NAMES, Budget, State, number
 from worker.errors import AgentError
-from worker.ledger import Ledger, LedgerAway
+from worker.ledger import Ledger, LedgerAway, StorageFull
 
 # Before a server that is away is asked again, while a person waits.
 _PAUSES = (0.2, 1.0, 3.0)
@@ -83,8 +83,9 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def _in_vain(root: str, unit: str | None, more: Budget) -> list[str]:
-    """Return a line for each thing of which there was no limit to raise."""
-    with contextlib.closing(report.open_ledger(root, unit)) as store:
+    """Return a line for each thing of which there was no limit to raise, as far as that can be known now."""
+    limits = None
+    with contextlib.suppress(AgentError, StorageFull), contextlib.closing(report.open_ledger(root, unit)) as store:
         limits = report.limits_of(store)
     if limits is None:
         return []

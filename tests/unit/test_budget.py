@@ -1,12 +1,14 @@
 """The budget: what is allowed, what is used, and when it is spent."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from worker import budget, folder, grant
+from worker import budget, folder, grant, outside, report
 from worker.budget import Budget, State
-from worker.errors import AgentError
+from worker.errors import AgentError, StateError
+from worker.ledger import LedgerAway
 from worker.ledger.sqlite import SqliteLedger
 from worker.meter import Meter
 
@@ -73,6 +75,40 @@ def test_a_grant_counts_once_however_often_it_is_said(ledger: SqliteLedger) -> N
     with pytest.raises(AgentError, match="was another one: 5 more spend"):
         grant.grant(ledger, grant.parse(["spend=6"]), "ann", "mine")
     assert budget.read(ledger, Budget(spend=20)).limits.spend == 25
+
+
+def test_of_a_grant_that_may_have_been_heard_it_is_said_how_to_say_it_again(
+    ledger: SqliteLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A server that does not answer is asked again a few times; that it is away afterwards, too, is no mistake of the
+    grant's.
+    """
+    answers = ["lost", "lost", "lost", "lost", "lost", "there"]
+    add = ledger.add
+
+    def adding(*amounts: Any, **more: Any) -> None:
+        add(*amounts, **more)
+        if answers.pop(0) == "lost":
+            raise LedgerAway("no answer")
+
+    opened: list[Any] = [ledger, ledger, ledger, ledger]
+    monkeypatch.setattr(grant, "_PAUSES", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(ledger, "add", adding)
+    monkeypatch.setattr(ledger, "close", lambda: None)
+    monkeypatch.setattr(report, "open_ledger", lambda *_where, **_how: opened.pop(0) if opened else away())
+
+    def away() -> SqliteLedger:
+        raise StateError("the ledger's server cannot be reached")
+
+    with pytest.raises(StateError, match="it may have been done.*\n.*say it again with --id mine"):
+        grant.from_outside(str(tmp_path), None, ["spend=5"], "mine")
+    assert (
+        grant.from_outside(str(tmp_path), None, ["spend=5"], "mine")
+        == f"budget: 5 more spend, as {outside.user()} says"
+    )
+    assert budget.read(ledger, Budget(spend=20)).limits.spend == 25
+    assert answers == []
 
 
 def test_ends_that_are_counted_and_not_forgotten_are_not_counted_again(ledger: SqliteLedger) -> None:
