@@ -13,9 +13,9 @@ ENV = {"PATH": process.DEFAULT_PATH}
 class Loop:
     """Events, errands, and what came of those."""
 
-    def __init__(self, owner: Path) -> None:
+    def __init__(self, owner: Path, leftovers: bool = True) -> None:
         self.events = Events()
-        self.errands = Errands(self.events, self.wait, str(owner))
+        self.errands = Errands(self.events, self.wait, str(owner), leftovers)
         self.reports: list[Report] = []
         self._signals = Signals(self.events, [signal.SIGCHLD], lambda _: self.errands.on_exits(process.reap()))
 

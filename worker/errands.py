@@ -1,8 +1,8 @@
 """Errands: commands of the worker's own, beside the steps: a copy, an alert, a ping.
 
 They run while the loop goes on, and nothing waits for them but what must.  One that takes too long is ended with all
-that it has started; so are all of them when the worker ends, and what a worker that died has left of them when the
-next one begins, or sends out its first.
+that it has started; so are all of them when the worker ends.  What a worker that died has left of them is ended when
+the next one begins, or sends out its first, unless its cgroup has been emptied by then.
 """
 
 import contextlib
@@ -65,13 +65,16 @@ class Errand:
 class Errands(Companion):
     """Those under way, by the pid of their first process."""
 
-    def __init__(self, events: Events, wait: Callable[[float], None], owner: str) -> None:
-        """`wait` handles the loop's events until a time; `owner`, the state folder, tells ours from others'."""
+    def __init__(self, events: Events, wait: Callable[[float], None], owner: str, leftovers: bool) -> None:
+        """`wait` handles the loop's events until a time; `owner`, the state folder, tells ours from others'.
+
+        `leftovers`: the worker before may have left some.
+        """
         self._events = events
         self._wait = wait
         self._owner = owner
         self.meanwhile: Callable[[], None] = lambda: None  # what is done while somebody waits for them
-        self._first = True
+        self._leftovers = leftovers
         self._under_way: dict[int, Errand] = {}
 
     def start(
@@ -87,8 +90,7 @@ class Errands(Companion):
 
         Raises process.SpawnError.
         """
-        if self._first:
-            self._end_leftovers()
+        self._end_leftovers()
         program = process.find_program(argv[0], env.get("PATH", process.DEFAULT_PATH), cwd)
         read, write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read, False)
@@ -122,8 +124,7 @@ class Errands(Companion):
             self._close(errand, ended[pid])
 
     def begin(self) -> None:
-        if self._first:
-            self._end_leftovers()
+        self._end_leftovers()
 
     def due_at(self) -> float:
         """Return when `keep` is to be called (monotonic clock)."""
@@ -182,5 +183,6 @@ class Errands(Companion):
         return f"{name} of {self._owner}"
 
     def _end_leftovers(self) -> None:
-        self._first = False
-        process.send(process.strays([f"{_OWNER}={self._owner}".encode()]), signal.SIGKILL)
+        if self._leftovers:  # looking for them is looking at every process of the machine
+            process.send(process.strays([f"{_OWNER}={self._owner}".encode()]), signal.SIGKILL)
+        self._leftovers = False

@@ -75,7 +75,9 @@ class Workshop:
         # Its cgroup is a unit's, which has not let us divide it.
         self.undivided = environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()) and not self.slots.live
         self.watchdog = Watchdog(self.events, notifier, self.running, self._looked)
-        self.errands = Errands(self.events, self.watchdog.wait, places.root)
+        # One that ended in order has ended them; what a dead one left in this very cgroup the slots have killed.
+        leftovers = not (before.in_order or (self.slots.live and before.same_place))
+        self.errands = Errands(self.events, self.watchdog.wait, places.root, leftovers)
         # SIGHUP is `systemctl reload`, or else a terminal that was closed.
         outlives, hangup_stops = self.slots.live, "NOTIFY_SOCKET" not in environ
         self.orders = Orders(self.running, self.errands, self.events, notifier, outlives, hangup_stops)

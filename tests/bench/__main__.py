@@ -93,7 +93,7 @@ def bench_beside(folder: Path) -> None:
         with peers.stopwatch(loop):
             events.handle(ready)
 
-    errands = Errands(events, wait, str(place))
+    errands = Errands(events, wait, str(place), leftovers=False)
     signals = Signals(events, [signal.SIGCHLD], lambda _: errands.on_exits(process.reap()))
     wanted, places = Copy(0.0, ("true",), 600.0), Places("list", str(place), str(place))
     journal = Journal("list", lambda *_: None)

@@ -68,6 +68,19 @@ def test_what_a_dead_worker_left_is_ended_before_the_next_errand(loop: Loop, tmp
         heir.close()
 
 
+def test_who_knows_that_nothing_is_left_does_not_look(loop: Loop, tmp_path: Path) -> None:
+    """
+    A look at every process of the machine is what a start under systemd does not pay for.
+    """
+    left = loop.send("sleep", "600")
+    heir = Loop(tmp_path, leftovers=False)
+    try:
+        heir.errands.begin()
+        assert alive(left)
+    finally:
+        heir.close()
+
+
 def test_errands_of_another_state_folder_are_let_be(loop: Loop, tmp_path: Path) -> None:
     left = loop.send("sleep", "600")
     other = Loop(tmp_path / "other")
