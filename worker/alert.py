@@ -10,14 +10,14 @@ What could not be written down is told again: an alert twice is better than none
 import contextlib
 import json
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from worker import environment, files, ping
+from worker import environment, errands, files, ping
 from worker.contact import Contact
 from worker.journal import NOTICE, Journal
+from worker.process import SpawnError
 from worker.timespan import show
 
 FAILED, OUT_OF_BUDGET, GAVE_UP = "failed", "out-of-budget", "gave-up"
@@ -145,27 +145,11 @@ def _run(contact: Contact, env: Mapping[str, str], journal: Journal, pauses: Seq
 
 
 def _attempt(contact: Contact, env: Mapping[str, str]) -> str:
-    """Run the command once, with what it starts ended after TIMEOUT; return what went wrong, if anything did."""
-    import subprocess  # not needed while all is well
-
+    """Run the command once; return what went wrong, empty if nothing did."""
     try:
-        process = subprocess.Popen(
-            contact.argv, env=dict(env), cwd=contact.folder, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-    except (OSError, ValueError) as exc:
-        return f"cannot be started: {exc.strerror if isinstance(exc, OSError) else exc}"
-    try:
-        status = process.wait(TIMEOUT)
-    except subprocess.TimeoutExpired:
-        return f"took longer than {show(TIMEOUT)}"
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if status < 0:
-        return f"was killed by signal {-status}"
-    return f"exited with status {status}" if status else ""
+        return errands.run(contact.argv, env, contact.folder, TIMEOUT, keep_output=False).fault
+    except SpawnError as exc:
+        return str(exc)
 
 
 def _told(path: str) -> dict[str, str]:

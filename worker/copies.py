@@ -16,7 +16,7 @@ from worker import checkpoint, clock, files, process
 from worker.checkpoint import CheckpointError
 from worker.companions import Companion
 from worker.config import Copy
-from worker.errands import Errands, Report
+from worker.errands import HURRY, Errands, Report
 from worker.folder import Places
 from worker.journal import NOTICE, WARNING, Journal
 from worker.task import arguments
@@ -25,12 +25,8 @@ from worker.timespan import show
 _ERRAND = "copy"
 # A copy that fails is tried again after `every`, then twice that, and so on up to this.
 _RARELY = 3600.0
-# A worker that is stopped waits so long for one more.
-_HURRY = 5.0
-# And one whose run ends badly so long: somebody is told after that.
+# A worker whose run ends badly waits so long for one more: somebody is told after that.
 _SOON = 60.0
-# From then on people are told what the worker waits for at its end.
-_PATIENT = 2.0
 
 
 class Record(NamedTuple):
@@ -137,7 +133,7 @@ class Copies(Companion):
         if self._record is None or self._record.failures:
             self._stale = True
         self._ending = True
-        patience = {"stopped": _HURRY, "done": copy.timeout}.get(finished, min(_SOON, copy.timeout))
+        patience = {"stopped": HURRY, "done": copy.timeout}.get(finished, min(_SOON, copy.timeout))
         until = clock.monotonic() + patience
         self._wait(until)
         if self._stale and not self._errands.busy(_ERRAND):
@@ -210,17 +206,12 @@ class Copies(Companion):
 
     def _wait(self, until: float) -> None:
         """Wait for what is under way; not for long once we are to stop."""
-        patient, told = clock.monotonic() + _PATIENT, False
-        while not self._errands.wait(min(until, clock.monotonic() + _PATIENT), _ERRAND):
-            now = clock.monotonic()
-            if now >= until:
-                return
-            if self._hurried():
-                until = min(until, now + _HURRY)
-            if now >= patient and not told:
-                told = True
-                text = f"waiting for the last copy, at most {show(until - now)}"
-                self._journal.event("copy", text, priority=NOTICE)
+
+        def say(left: float) -> None:
+            text = f"waiting for the last copy, at most {show(left)}"
+            self._journal.event("copy", text, priority=NOTICE)
+
+        self._errands.wait_out(until, _ERRAND, say, self._hurried)
 
 
 def _command(copy: Copy, names: Mapping[str, str]) -> list[str]:

@@ -21,6 +21,10 @@ _TAIL = 4 * 1024
 _READ, _READS = 64 * 1024, 16  # a pipe holds no more
 # What it has left behind may close its pipe so much later.
 _GRACE = 1.0
+# From then on people are told what the worker waits for at its end.
+PATIENT = 2.0
+# A worker that is stopped waits at most so long.
+HURRY = 5.0
 # In the environment of each: of which worker it is, and its name.
 _OWNER, _NAME = "AGENT_ERRAND_OF", "AGENT_ERRAND"
 
@@ -46,6 +50,38 @@ class Report(NamedTuple):
             how = f"was killed by signal {-self.status}"
         last = self.output.decode(errors="replace").strip().rpartition("\n")[2]
         return f"{how}: {last[:200]}" if last else how
+
+
+def run(argv: Sequence[str], env: Mapping[str, str], cwd: str, timeout: float, keep_output: bool) -> Report:
+    """Run one where there is no loop, whose output is ours unless it is kept; its session ends with its time.
+
+    Raises process.SpawnError.
+    """
+    import subprocess  # not needed while all is well
+
+    pipe = subprocess.PIPE if keep_output else None
+    began = clock.monotonic()
+    try:
+        started = subprocess.Popen(
+            argv, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe and subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise process.SpawnError(f"cannot be started: {reason}") from exc
+    timed_out, output = False, None
+    try:
+        output, _ = started.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        if started.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+        if started.stdout is not None:
+            started.stdout.close()
+    return Report(started.returncode, (output or b"")[-_TAIL:], clock.monotonic() - began, timed_out)
 
 
 class Errand:
@@ -145,6 +181,21 @@ class Errands(Companion):
             self.keep(clock.monotonic())
             self.meanwhile()
         return not self.busy(name)
+
+    def wait_out(
+        self, until: float, name: str, say: Callable[[float], None], hurried: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Wait as above; `say`, with the seconds that are left, if it takes long, and not for long once `hurried`."""
+        told = False
+        while not self.wait(min(until, clock.monotonic() + PATIENT), name):
+            now = clock.monotonic()
+            if now >= until:
+                return
+            if hurried():
+                until = min(until, now + HURRY)
+            if not told:
+                say(until - now)
+            told = True
 
     def close(self) -> None:
         """End all that are under way; nobody is told."""

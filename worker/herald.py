@@ -13,7 +13,7 @@ from worker.alert import Alert, Words
 from worker.budget import State
 from worker.companions import Companion
 from worker.contact import Contact, Ping
-from worker.errands import Errands, Report
+from worker.errands import Errands
 from worker.errors import OUT_OF_BUDGET, STEP_FAILED
 from worker.folder import Places
 from worker.journal import Journal
@@ -94,7 +94,12 @@ class Herald(Companion):
         environ = ping.environment(url)
         try:
             self._errands.start(
-                _NAME, ping.PROGRAM, environ, "/", ping.LONGEST, lambda report: self._ended(kind, _fault(url, report))
+                _NAME,
+                ping.PROGRAM,
+                environ,
+                "/",
+                ping.LONGEST,
+                lambda report: self._ended(kind, ping.fault(url, report)),
             )
         except process.SpawnError as exc:
             self._ended(kind, str(exc))
@@ -147,9 +152,3 @@ def _failures(rows: Iterable[Row], counted_from: int) -> list[Row]:
     final = [row for row in last.values() if row.final and row.seq > counted_from and row.outcome != ledger.DONE]
     unknown = [row for row in last.values() if row.outcome == ledger.UNKNOWN]
     return sorted({row.seq: row for row in final + unknown}.values())
-
-
-def _fault(url: str, report: Report) -> str:
-    """Return what went wrong in the program's own words, which name the host only."""
-    said = report.output.decode(errors="replace").strip()
-    return (said or f"{ping.host(url)}: {report.fault}") if report.fault else ""

@@ -26,8 +26,6 @@ _LATE = 1.0
 _LARGE = 6000
 # A child that has not written by then never will.
 _PATIENCE = 600.0
-# From then on people are told what the worker waits for at its end.
-_PATIENT = 2.0
 
 
 class Keeper(Companion):
@@ -90,9 +88,8 @@ class Keeper(Companion):
 
     def _wait(self) -> None:
         """Wait for a child that is under way; say so if that takes long."""
-        if not self._errands.wait(clock.monotonic() + _PATIENT, _ERRAND):
-            self._journal.event("state", f"{self._path}: waiting until it is written", priority=NOTICE)
-            self._errands.wait(math.inf, _ERRAND)
+        text = f"{self._path}: waiting until it is written"
+        self._errands.wait_out(math.inf, _ERRAND, lambda _: self._journal.event("state", text, priority=NOTICE))
 
     def _source(self) -> str | None:
         """Return the ledger's file if a child is to read it; None if there is little to read, or it is on a server."""

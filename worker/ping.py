@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Sequence
 
-from worker import process
+from worker import errands, process
+from worker.errands import Report
+from worker.process import SpawnError
 
 URL = "AGENT_PING"
 PROGRAM = process.ours("ping")
@@ -38,18 +40,16 @@ def send(url: str) -> str:
 
     By the program, which can be ended: a server that answers one byte at a time is within every time limit of a socket.
     """
-    import subprocess  # only at an end for the worse
-
     try:
-        done = subprocess.run(
-            PROGRAM, env=environment(url), cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=LONGEST
-        )
-    except subprocess.TimeoutExpired:
-        return f"{host(url)}: took longer than {LONGEST:.0f}s"
-    except OSError as exc:
-        return f"{host(url)}: {exc.strerror}"
-    said = done.stderr.decode(errors="replace").strip()
-    return (said or f"{host(url)}: exited with status {done.returncode}") if done.returncode else ""
+        return fault(url, errands.run(PROGRAM, environment(url), "/", LONGEST, keep_output=True))
+    except SpawnError as exc:
+        return f"{host(url)}: {exc}"
+
+
+def fault(url: str, report: Report) -> str:
+    """Return what went wrong in the program's own words, which name the host only; empty if nothing did."""
+    said = report.output.decode(errors="replace").strip()
+    return (said or f"{host(url)}: {report.fault}") if report.fault else ""
 
 
 def is_url(text: str) -> bool:

@@ -204,7 +204,7 @@ def test_a_server_that_answers_a_byte_at_a_time_holds_no_end_up(monkeypatch: pyt
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = f"127.0.0.1:{server.getsockname()[1]}"
         threading.Thread(target=_drip, args=(server,)).start()
-        assert ping.send(f"http://{host}/secret") == f"{host}: took longer than {ping.LONGEST:.0f}s"
+        assert ping.send(f"http://{host}/secret").startswith(f"{host}: took longer than ")
 
 
 def test_pings_go_by_the_proxy_that_the_worker_was_given(worker: MakeWorker) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.loop import Loop
+from tests.loop import ENV, Loop
 from tests.support import alive
-from worker import process
+from worker import errands, process
 
 
 def test_a_report_has_the_status_and_the_end_of_what_was_printed(loop: Loop) -> None:
@@ -66,6 +66,22 @@ def test_what_a_dead_worker_left_is_ended_before_the_next_errand(loop: Loop, tmp
             process.reap()
     finally:
         heir.close()
+
+
+def test_where_there_is_no_loop_an_errand_ends_with_its_time_as_well(tmp_path: Path) -> None:
+    """
+    With what it started in its session; what it printed is ours unless it is kept.
+    """
+    pid_file = tmp_path / "pid"
+    argv = ["/bin/sh", "-c", f"sleep 600 & echo $! > {pid_file}; wait"]
+    report = errands.run(argv, ENV, "/", 0.5, keep_output=False)
+    assert report.timed_out and report.fault.startswith("took longer than")
+    assert not alive(int(pid_file.read_text()))
+    report = errands.run(["/bin/sh", "-c", "pwd; echo last >&2; exit 3"], ENV, str(tmp_path), 60.0, keep_output=True)
+    assert report.output == f"{tmp_path}\nlast\n".encode()
+    assert report.fault == "exited with status 3: last"
+    with pytest.raises(process.SpawnError, match="cannot be started: No such file"):
+        errands.run(["./missing"], ENV, "/", 60.0, keep_output=False)
 
 
 def test_who_knows_that_nothing_is_left_does_not_look(loop: Loop, tmp_path: Path) -> None:

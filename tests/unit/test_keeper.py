@@ -9,7 +9,7 @@ import pytest
 
 from tests.loop import Loop
 from tests.unit.test_checkpoint import ledger_with
-from worker import checkpoint, clock, files, keeper, process
+from worker import checkpoint, clock, errands, files, keeper, process
 from worker.journal import Journal
 from worker.keeper import Keeper
 from worker.ledger import Claim
@@ -184,7 +184,7 @@ def test_a_wait_at_the_end_is_told(kept: Kept, tmp_path: Path, monkeypatch: pyte
     """
     os.mkfifo(tmp_path / "go")
     go = os.open(tmp_path / "go", os.O_RDWR)
-    monkeypatch.setattr(keeper, "_PATIENT", 0.0)
+    monkeypatch.setattr(errands, "PATIENT", 0.01)
     monkeypatch.setattr(process, "ours", lambda _: ("/bin/sh", "-c", 'read word <"${0%/*}/go"'))
     said: list[str] = []
 
