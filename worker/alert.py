@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from worker import environment, errands, files, ping
+from worker import errands, files, ping
 from worker.contact import Contact
 from worker.journal import NOTICE, Journal
 from worker.process import SpawnError
@@ -89,23 +89,23 @@ def tell(
     contact: Contact,
     root: str,
     unit: str,
-    environ: Mapping[str, str],
+    base: Mapping[str, str],
     journal: Journal,
     pauses: Sequence[float],
 ) -> bool:
     """Tell whom `contact` names of `alert`, unless that has been done; return whether it has been by now.
 
-    `unit`: the unit that is down, empty if it is none.  A command that fails is tried again after each of `pauses`.
+    `unit`: the unit that is down, empty if it is none; `base`: what a command of ours finds.  One that fails is tried
+    again after each of `pauses`.
     """
     record = {"run": contact.run, "kind": alert.kind, "step": alert.step, "cause": alert.cause}
     if _told(f"{root}/{_TOLD}") == record:
         return True
     fault = ""
     if contact.argv:
-        env = environment.inherited(environ) | _environment(alert, contact, unit)
-        fault = _run(contact, env, journal, pauses)
+        fault = _run(contact, dict(base) | _environment(alert, contact, unit), journal, pauses)
     if contact.ping.fail:
-        called = ping.send(contact.ping.fail)
+        called = ping.send(contact.ping.fail, base)
         if called:
             journal.warning(f"ping: {called}")
         fault = fault or ("" if contact.argv else called)

@@ -17,7 +17,7 @@ from worker.errors import ConfigError, Mark, Problem, quote
 from worker.schema import Source, Table, Wrong
 from worker.steps import http as http_step
 from worker.steps import python as python_step
-from worker.task import ITEM, Command, Expect, Task
+from worker.task import ITEM, Command, Expect, Given, Task
 from worker.timespan import show
 from worker.yamlfile import Mapping, Node, Scalar, Sequence
 
@@ -89,7 +89,8 @@ def _load(path: str) -> Config:
     for file in drop_ins:
         extra = _file(file, _DROP_IN, problems) or {}
         lists.append((extra.get("tasks"), Source(os.path.dirname(file), problems)))
-    tasks = _tasks(lists, _merge(fields.BASE, top.get("defaults", {})), problems)
+    defaults = _merge(fields.BASE, top.get("defaults", {}))
+    tasks = _tasks(lists, defaults, problems)
     if not tasks and not problems:
         problems.append(Problem(Mark(path, 1, 1), "tasks: at least one is wanted", "add one below 'tasks:'"))
     run = top.get("run") or os.path.splitext(os.path.basename(path))[0]
@@ -101,6 +102,7 @@ def _load(path: str) -> Config:
         problems.append(Problem(mark, what, "use '{checkpoint}'"))
     if problems:
         raise ConfigError(problems)
+    given = Given(defaults["env"], tuple(file for file, _ in defaults["env_file"]))
     return Config(
         run=run,
         concurrency=top.get("concurrency", 1),
@@ -109,7 +111,7 @@ def _load(path: str) -> Config:
         ledger=top.get("ledger"),
         budget=Budget(**top.get("budget", {})),
         lease=top.get("lease", _LEASE),
-        contact=Contact(run, top.get("alert"), os.path.dirname(path), top.get("ping", Ping())),
+        contact=Contact(run, top.get("alert"), os.path.dirname(path), top.get("ping", Ping()), given),
         keep_awake=top.get("keep_awake"),
         copy=copy,
         tasks=tasks,

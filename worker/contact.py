@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from worker import fields, files, ping, schema
 from worker.schema import Source, Table, Wrong
-from worker.task import Command, arguments
+from worker.task import Command, Given, arguments
 from worker.yamlfile import Node
 
 FILE = "alert.json"
@@ -26,12 +26,13 @@ class Ping(NamedTuple):
 
 
 class Contact(NamedTuple):
-    """The command that tells somebody, the folder it works in, and what is called beside it."""
+    """The command that tells somebody, the folder it works in, what is called beside it, and what both find."""
 
     run: str
     command: Command | None = None
     folder: str = "/"
     ping: Ping = Ping()
+    given: Given = Given()
 
     @property
     def argv(self) -> list[str]:
@@ -47,7 +48,8 @@ def save(root: str, contact: Contact) -> None:
             os.unlink(path)
         return
     if load(root) != contact:
-        data = json.dumps({**contact._asdict(), "ping": contact.ping._asdict()})
+        parts = {"ping": contact.ping._asdict(), "given": contact.given._asdict()}
+        data = json.dumps(contact._asdict() | parts)
         files.replace(path, [data.encode()], mode=0o600)
 
 
@@ -55,12 +57,13 @@ def load(root: str) -> Contact | None:
     """Return what was kept in the state folder `root`, or None if there is nothing that can be read."""
     try:
         content = json.loads(files.read(f"{root}/{FILE}"))
-        command = content["command"]
+        command, given = content["command"], content.get("given", {"env": {}, "env_files": ()})
         return Contact(
             run=content["run"],
             command=tuple(command) if isinstance(command, list) else command,
             folder=content["folder"],
             ping=Ping(**content["ping"]),
+            given=Given(dict(given["env"]), tuple(given["env_files"])),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -17,6 +17,7 @@ from worker.checkpoint import CheckpointError
 from worker.companions import Companion
 from worker.config import Copy
 from worker.errands import HURRY, Errands, Report
+from worker.errors import ConfigError
 from worker.folder import Places
 from worker.journal import NOTICE, WARNING, Journal
 from worker.task import arguments
@@ -86,12 +87,12 @@ class Copies(Companion):
         places: Places,
         shared: bool,
         cwd: str,
-        environ: Mapping[str, str],
+        environ: Callable[[], dict[str, str]],
         errands: Errands,
         journal: Journal,
         hurried: Callable[[], bool],
     ) -> None:
-        """`wanted`: what the list says of copies now; `cwd`, `environ`: the command's; `hurried`: we are to stop."""
+        """`wanted`: what the list says of copies now; `cwd`, `environ()`: the command's; `hurried`: we are to stop."""
         self._wanted = wanted
         self._places = places
         self._shared = shared
@@ -155,15 +156,13 @@ class Copies(Companion):
         names = {"checkpoint": f"{here}/checkpoint.json", "out": self._places.out}
         if not self._shared:
             names["ledger"] = f"{here}/ledger.db"
-        env = dict(self._environ) | {f"AGENT_{name.upper()}": path for name, path in names.items()}
-        env["AGENT_RUN"] = self._places.run
-        if self._places.secrets is not None:
-            env["CREDENTIALS_DIRECTORY"] = self._places.secrets
         source = self._places.checkpoint if self._shared else self._places.ledger
         argv = [*process.ours("snapshot"), here, self._places.run, source, *_command(copy, names)]
         try:
+            env = self._environ() | {f"AGENT_{name.upper()}": path for name, path in names.items()}
+            env["AGENT_RUN"] = self._places.run
             self._errands.start(_ERRAND, argv, env, self._cwd, copy.timeout, self._done)
-        except (process.SpawnError, OSError) as exc:
+        except (process.SpawnError, ConfigError, OSError) as exc:
             self._failed(str(exc))
 
     def _done(self, report: Report) -> None:

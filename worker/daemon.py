@@ -5,7 +5,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 
-from worker import alert, clock, config, folder, journal, plan, resume, sandbox, systemd
+from worker import alert, clock, config, environment, folder, journal, plan, resume, sandbox, systemd
 from worker.alert import Alert, Words
 from worker.awake import Awake
 from worker.contact import Contact
@@ -66,7 +66,8 @@ def _tell(told: Contact | None, root: str, status: int, environ: Mapping[str, st
     """Tell of an end for the worse, where no unit does that."""
     words = alert.last_words(root)
     if told is not None and words is not None and words.status == status and alert.UNIT not in environ:
-        alert.tell(words.alert, told, root, "", environ, log, alert.SHORT_PAUSES)
+        base = environment.own_anyhow(environ, told.given, log.warning)
+        alert.tell(words.alert, told, root, "", base, log, alert.SHORT_PAUSES)
 
 
 def _work(

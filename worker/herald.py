@@ -8,7 +8,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from worker import alert, budget, clock, contact, files, ledger, ping, process
+from worker import alert, budget, clock, contact, environment, files, ledger, ping, process
 from worker.alert import Alert, Words
 from worker.budget import State
 from worker.companions import Companion
@@ -32,6 +32,7 @@ class Herald(Companion):
         store: Ledger,
         running: Mapping[str, object],
         meter: Callable[[], State],
+        environ: Mapping[str, str],
         errands: Errands,
         journal: Journal,
     ) -> None:
@@ -41,6 +42,7 @@ class Herald(Companion):
         self._ledger = store
         self._running = running
         self._meter = meter
+        self._environ = environ
         self._errands = errands
         self._journal = journal
         self._saved: Contact | None = None
@@ -91,12 +93,12 @@ class Herald(Companion):
         if url is None:
             self._ended(kind, "")
             return
-        environ = ping.environment(url)
+        base = environment.own_anyhow(self._environ, self._settings().given, self._journal.warning)
         try:
             self._errands.start(
                 _NAME,
                 ping.PROGRAM,
-                environ,
+                ping.environment(url, base),
                 "/",
                 ping.LONGEST,
                 lambda report: self._ended(kind, ping.fault(url, report)),

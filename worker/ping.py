@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from worker import errands, process
 from worker.errands import Report
@@ -16,7 +16,7 @@ from worker.process import SpawnError
 
 URL = "AGENT_PING"
 PROGRAM = process.ours("ping")
-# What else it finds in its environment, if the worker was given it.
+# What it finds of the unit's, too, unless the list says otherwise.
 _WAYS = re.compile(r"(http|https|no)_proxy|SSL_CERT_(FILE|DIR)", re.ASCII | re.IGNORECASE)
 _URL = re.compile(r"https?://([^\s/?#@]+)(?:[/?#]\S*)?", re.ASCII)
 TIMEOUT = 10.0
@@ -30,18 +30,20 @@ def main(_arguments: Sequence[str]) -> None:
     sys.exit(call(os.environ.get(URL, "")) or None)
 
 
-def environment(url: str) -> dict[str, str]:
-    """Return the environment of the program that calls `url`."""
-    return {name: value for name, value in os.environ.items() if _WAYS.fullmatch(name)} | {URL: url}
+def environment(url: str, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the program that calls `url`; `base` is that of a command of the worker's own."""
+    said = {name.lower() for name in base}
+    ways = {name: os.environ[name] for name in os.environ if _WAYS.fullmatch(name) and name.lower() not in said}
+    return ways | dict(base) | {URL: url}
 
 
-def send(url: str) -> str:
+def send(url: str, base: Mapping[str, str]) -> str:
     """Have `url` called, and wait for that; return what went wrong, empty if nothing did.
 
     By the program, which can be ended: a server that answers one byte at a time is within every time limit of a socket.
     """
     try:
-        return fault(url, errands.run(PROGRAM, environment(url), "/", LONGEST, keep_output=True))
+        return fault(url, errands.run(PROGRAM, environment(url, base), "/", LONGEST, keep_output=True))
     except SpawnError as exc:
         return f"{host(url)}: {exc}"
 

@@ -7,7 +7,7 @@ to tell, and should it be so a moment later we are started once more.
 
 from collections.abc import Mapping
 
-from worker import alert, awake, config, contact, folder, journal, unit
+from worker import alert, awake, config, contact, environment, folder, journal, unit
 from worker.alert import Alert
 from worker.contact import Contact
 from worker.errors import CONFIG, FAULT, OK, OUT_OF_BUDGET, STATE_HELD, STATE_UNUSABLE, STEP_FAILED, AgentError
@@ -42,7 +42,8 @@ def tell(name: str, config_path: str, root: str, environ: Mapping[str, str]) -> 
     if due is None or told is None or asked_for(found, ends):
         return OK
     log = Journal(told.run, send)
-    return OK if alert.tell(due, told, root, f"{name}.service", environ, log, alert.PAUSES) else FAULT
+    base = environment.own_anyhow(environ, told.given, log.warning)
+    return OK if alert.tell(due, told, root, f"{name}.service", base, log, alert.PAUSES) else FAULT
 
 
 def down(found: Mapping[str, str]) -> bool:

@@ -58,6 +58,13 @@ def arguments(command: Command) -> list[str]:
     return ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
 
 
+class Given(NamedTuple):
+    """What `defaults:` has in store for the environment of whatever is run."""
+
+    env: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
+    env_files: tuple[str, ...] = ()  # later ones win, and `env` wins over all
+
+
 class Expect(NamedTuple):
     """What must hold after a step has exited with 0."""
 

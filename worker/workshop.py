@@ -91,8 +91,8 @@ class Workshop:
         self.crew = Crew(self.running, *crew)
         self.crew.bystanders = self.errands.pids
         self.crew.budget_left = lambda: self.meter.state().left()
-        self.copies = self._copying(base)
-        self.companions = self._accompanied()
+        self.copies = self._copying(environ)
+        self.companions = self._accompanied(environ)
         self.before = before
         self.boot = clock.boot_id()
         self._know(steps)
@@ -152,14 +152,15 @@ class Workshop:
 
         beside = os.path.dirname(self.list.path)
         wanted, shared = lambda: self.list.settings.copy, self.ledger.shared
-        return Copies(wanted, self.places, shared, beside, environ, self.errands, self.journal, hurried)
+        env = lambda: environment.own(environ, self.list.settings.contact.given)  # noqa: E731
+        return Copies(wanted, self.places, shared, beside, env, self.errands, self.journal, hurried)
 
-    def _accompanied(self) -> Companions:
+    def _accompanied(self, environ: Mapping[str, str]) -> Companions:
         """Return what accompanies the run, those that others rely on first; a sandbox may sleep after the last one."""
         keeper = Keeper(self.places.checkpoint, self.places.run, self.ledger, self.errands, self.journal)
         herald = Herald(
             lambda: self.list.settings.contact, self.places, self.ledger, self.running, self.meter.state,
-            self.errands, self.journal,
+            environ, self.errands, self.journal,
         )  # fmt: skip
         return Companions([self.meter, keeper, self.copies, herald, self.awake, self.errands])
 

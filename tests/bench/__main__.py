@@ -97,7 +97,7 @@ def bench_beside(folder: Path) -> None:
     signals = Signals(events, [signal.SIGCHLD], lambda _: errands.on_exits(process.reap()))
     wanted, places = Copy(0.0, ("true",), 600.0), Places("list", str(place), str(place))
     journal = Journal("list", lambda *_: None)
-    copies = Copies(lambda: wanted, places, False, "/", os.environ, errands, journal, lambda: False)
+    copies = Copies(lambda: wanted, places, False, "/", lambda: dict(os.environ), errands, journal, lambda: False)
     keeper = Keeper(places.checkpoint, "list", ledger, errands, journal)
     _beside("copy", copies, errands, loop, place)
     _beside("checkpoint", keeper, errands, loop, place)

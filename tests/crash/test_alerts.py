@@ -204,7 +204,7 @@ def test_a_server_that_answers_a_byte_at_a_time_holds_no_end_up(monkeypatch: pyt
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = f"127.0.0.1:{server.getsockname()[1]}"
         threading.Thread(target=_drip, args=(server,)).start()
-        assert ping.send(f"http://{host}/secret").startswith(f"{host}: took longer than ")
+        assert ping.send(f"http://{host}/secret", {}).startswith(f"{host}: took longer than ")
 
 
 def test_pings_go_by_the_proxy_that_the_worker_was_given(worker: MakeWorker) -> None:
@@ -219,6 +219,29 @@ def test_pings_go_by_the_proxy_that_the_worker_was_given(worker: MakeWorker) -> 
         )
         assert w.run() == 70
     assert _paths(script) == ["http://away.example/start", "http://away.example/fail"]
+
+
+def test_commands_of_the_worker_find_what_the_list_gives_to_every_step(worker: MakeWorker) -> None:
+    """
+    A proxy and a token, for an alert, a copy and a ping; the unit's own proxy has no say then.
+    """
+    script = Script((200, b""))
+    with serving(script) as proxy:
+        w = worker(
+            f"{ALERT}\ncopy: {{command: env > copied}}\nping: {{fail: 'http://away.example/fail'}}\n"
+            f"defaults: {{env: {{http_proxy: '{proxy}'}}, env_file: more.env, retry: {{attempts: 1}}}}\n"
+            "tasks:\n  - {id: a, run: exit 3}\n",
+            environ={"HTTP_PROXY": "http://127.0.0.1:9/", "CREDENTIALS_DIRECTORY": "/nonexistent"},
+        )
+        (w.config.parent / "more.env").write_text("TOKEN=x\n")
+        assert w.run() == 70
+    assert _paths(script) == ["http://away.example/fail"]
+    (told,) = alerts(w)
+    copied = dict(line.split("=", 1) for line in (w.config.parent / "copied").read_text().splitlines())
+    for found in (told, copied):
+        assert (found["http_proxy"], found["TOKEN"]) == (proxy, "x")
+        assert found["CREDENTIALS_DIRECTORY"] == "/nonexistent"
+        assert "HTTP_PROXY" not in found
 
 
 def _drip(server: socket.socket) -> None:

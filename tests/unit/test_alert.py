@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from worker import alert, contact, postmortem
+from worker import alert, contact, environment, postmortem
 from worker.alert import Alert, Words
 from worker.contact import Contact, Ping
 from worker.folder import Ends
+from worker.task import Given
 
 FAILED = Words(70, Alert("failed", "a: failed for good", "a", "last\nlines"))
 
@@ -99,7 +100,7 @@ def test_whom_to_tell_is_kept_as_it_was_written(tmp_path: Path) -> None:
     """
     for kept in (
         Contact("r", "text 'with' quotes", "/etc/agent", Ping(fail="https://host/secret")),
-        Contact("r", ("./list", "é\udcff"), "/etc/agent"),
+        Contact("r", ("./list", "é\udcff"), "/etc/agent", given=Given({"TOKEN": "x"}, ("/etc/agent/more.env",))),
     ):
         contact.save(str(tmp_path), kept)
         assert contact.load(str(tmp_path)) == kept
@@ -109,3 +110,17 @@ def test_whom_to_tell_is_kept_as_it_was_written(tmp_path: Path) -> None:
     for text in ("", "{}", "[]", '{"run": 1, "command": null, "folder": "/", "ping": {"x": 1}}'):
         (tmp_path / "alert.json").write_text(text)
         assert contact.load(str(tmp_path)) is None
+
+
+def test_a_file_that_has_gone_is_no_reason_to_tell_nobody(tmp_path: Path) -> None:
+    """
+    An env_file of `defaults:` is a warning then; what stands in the list itself is there all the same.
+    """
+    warnings: list[str] = []
+    given = Given({"TOKEN": "x"}, (str(tmp_path / "gone.env"),))
+    assert environment.own_anyhow({"PATH": "/bin", "OTHER": "y"}, given, warnings.append) == {
+        "PATH": "/bin",
+        "TOKEN": "x",
+    }
+    (said,) = warnings
+    assert "gone.env" in said and said.endswith("going on without 'env_file'")

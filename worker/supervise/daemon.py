@@ -13,7 +13,7 @@ from worker.supervise import copy, record, sandbox
 from worker.supervise.clockwork import Clockwork, Stopped
 from worker.supervise.command import Runner
 from worker.supervise.loop import Supervisor
-from worker.supervise.provider import Hand
+from worker.supervise.provider import Hand, passed_on
 from worker.supervise.record import Record, moment
 from worker.supervise.sandbox import Sandbox
 from worker.systemd import Notifier
@@ -73,7 +73,7 @@ def _tell(
     kind = {"failed": alert.FAILED, "out-of-budget": alert.OUT_OF_BUDGET}.get(known.outcome or "", alert.GAVE_UP)
     cause = f"{settings.name}: {known.outcome} ({known.why})"
     unit = environ.get("AGENT_UNIT", "")
-    alert.tell(Alert(kind, cause), settings.contact, root, unit, environ, log, alert.SHORT_PAUSES)
+    alert.tell(Alert(kind, cause), settings.contact, root, unit, passed_on(environ), log, alert.SHORT_PAUSES)
 
 
 def _make(root: str) -> str:

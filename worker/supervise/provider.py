@@ -43,6 +43,11 @@ _OURS = re.compile(
 )
 
 
+def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the commands of a sandbox find of the supervisor's environment."""
+    return {name: value for name, value in environ.items() if not _OURS.fullmatch(name)}
+
+
 class Provider(NamedTuple):
     """What the files say."""
 
@@ -61,7 +66,7 @@ class Hand:
     def __init__(self, provider: Provider, runner: Runner, environ: Mapping[str, str]) -> None:
         self._provider = provider
         self._runner = runner
-        self._env = {name: value for name, value in environ.items() if not _OURS.fullmatch(name)}
+        self._env = passed_on(environ)
 
     def state(self, machine: Machine) -> str:
         """Return what the provider says of the machine."""
