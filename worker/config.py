@@ -51,6 +51,7 @@ class Config(NamedTuple):
     budget: Budget
     lease: float  # seconds that a claim on a server holds without a word from its worker
     contact: Contact  # whom to tell of a change for the worse
+    ping_mark: Mark | None  # where its URLs stand
     keep_awake: tuple[str, Mark] | None  # a file that is there while there is work; it may begin with "~/"
     copy: Copy | None
     tasks: tuple[Task, ...]
@@ -96,6 +97,7 @@ def _load(path: str) -> Config:
     run = top.get("run") or os.path.splitext(os.path.basename(path))[0]
     if main is not None and not schema.is_name(run, LONGEST_RUN):
         problems.append(Problem(Mark(path, 1, 1), f"{quote(run)} cannot name the run", "add 'run:' and a name"))
+    ping, ping_mark = top.get("ping", (Ping(), None))
     copy, mark = top.get("copy", (None, None))
     if copy is not None and top.get("ledger") and _COPIED_LEDGER in copy.command:
         what = f"copy: {quote(_COPIED_LEDGER)} stands for nothing where the ledger is on a server"
@@ -111,7 +113,8 @@ def _load(path: str) -> Config:
         ledger=top.get("ledger"),
         budget=Budget(**top.get("budget", {})),
         lease=top.get("lease", _LEASE),
-        contact=Contact(run, top.get("alert"), os.path.dirname(path), top.get("ping", Ping()), given),
+        contact=Contact(run, top.get("alert"), os.path.dirname(path), ping, given),
+        ping_mark=ping_mark,
         keep_awake=top.get("keep_awake"),
         copy=copy,
         tasks=tasks,
@@ -368,7 +371,7 @@ _MAIN: Table = {
     "lease": _lease,
     "budget": lambda node, source: schema.fields(node, _BUDGET, source),
     "alert": contact.read_alert,
-    "ping": contact.read_ping,
+    "ping": schema.marked(contact.read_ping),
     "keep_awake": schema.marked(_keep_awake),
     "copy": schema.marked(_copy),
     "defaults": lambda node, source: schema.fields(node, fields.DEFAULTS, source),

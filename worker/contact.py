@@ -1,7 +1,8 @@
 """Whom to tell of the run, and how: `alert:` and `ping:` of the configuration.
 
 A copy lies in the state folder, because an alert may be due when the configuration cannot be read: it is then that
-of the last worker that could.  The URLs of dead-man services are secrets, so nobody but the user may read it.
+of the last worker that could.  The URLs of dead-man services are secrets, so nobody but the user may read it; what
+`{secret:NAME}` in them stands for is not in it.
 """
 
 import contextlib
@@ -9,7 +10,7 @@ import json
 import os
 from typing import NamedTuple
 
-from worker import fields, files, ping, schema
+from worker import fields, files, ping, schema, steps
 from worker.schema import Source, Table, Wrong
 from worker.task import Command, Given, arguments
 from worker.yamlfile import Node
@@ -23,6 +24,11 @@ class Ping(NamedTuple):
     start: str | None = None
     finish: str | None = None
     fail: str | None = None
+
+    @property
+    def secrets(self) -> list[str]:
+        """The names of the secrets that the URLs refer to."""
+        return steps.secrets(list(self))
 
 
 class Contact(NamedTuple):
@@ -81,7 +87,10 @@ def read_alert(node: Node, source: Source) -> Command:
 
 def _url(node: Node, source: Source) -> str:
     value = schema.text(node, source)
-    if not ping.is_url(value):
+    filled = steps.fill_url(value, lambda name: "x" if name.startswith("secret:") else "{}")
+    if "{" in filled or "}" in filled:
+        raise Wrong(node, "braces in this URL stand for nothing", "only {secret:NAME} does; %7B and %7D are plain ones")
+    if not ping.is_url(f"http://{filled}" if value.startswith("{") else filled):
         # Not shown: whoever knows it may speak in our name.
         raise Wrong(node, "this is not the URL of a page", "write http://HOST/PATH or https://HOST/PATH")
     return value

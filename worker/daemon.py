@@ -82,7 +82,7 @@ def _work(
     alert.forget_words(places.root)
     awake = Awake(lambda: settings.keep_awake, places, log)
     try:
-        sandbox.check(steps, places.secrets)
+        sandbox.check(settings, steps, places.secrets)
         return _go_on(settings, steps, places, held, log, notifier, environ, awake)
     except AgentError:  # no other worker will be started
         awake.close()

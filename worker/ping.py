@@ -1,7 +1,8 @@
 """Pings: a dead-man service is told that the run begins, is done, or has failed, by a GET of a URL.
 
-This module is also the program that calls one (process.ours); it finds the URL in its environment,
-because everybody on the machine can read a command line.  Where one fails, only the host is named.
+This module is also the program that calls one (process.ours); it finds the URL in its environment, because everybody
+on the machine can read a command line, and fills in what `{secret:NAME}` stands for by itself, so that no other process
+knows it.  Where one fails, only the host is named.
 """
 
 import os
@@ -10,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from worker import errands, process
+from worker import errands, process, step, steps
 from worker.errands import Report
 from worker.process import SpawnError
 
@@ -19,6 +20,7 @@ PROGRAM = process.ours("ping")
 # What it finds of the unit's, too, unless the list says otherwise.
 _WAYS = re.compile(r"(http|https|no)_proxy|SSL_CERT_(FILE|DIR)", re.ASCII | re.IGNORECASE)
 _URL = re.compile(r"https?://([^\s/?#@]+)(?:[/?#]\S*)?", re.ASCII)
+_SECRET = re.compile(r"(\{secret:[^}]*\})")
 TIMEOUT = 10.0
 _PAUSES = (1.0, 3.0)
 # How long the program takes at most.
@@ -27,7 +29,22 @@ LONGEST = TIMEOUT * (len(_PAUSES) + 1) + sum(_PAUSES) + 5.0
 
 def main(_arguments: Sequence[str]) -> None:
     """Call the URL in the environment, and exit; what went wrong is the last word."""
-    sys.exit(call(os.environ.get(URL, "")) or None)
+    template = os.environ.get(URL, "")
+    try:
+        said = call(steps.fill_url(template, _secret))
+    except LookupError as exc:
+        said = f"{host(template)}: {exc.args[0]}"
+    sys.exit(steps.mask(said) or None)
+
+
+def _secret(name: str) -> str:
+    """Return what the placeholder `{name}` stands for, or raise LookupError."""
+    name = name.removeprefix("secret:")
+    try:
+        return step.secret(name)
+    except (LookupError, OSError):
+        units = "agent.service and agent-alert@.service"
+        raise LookupError(f"the unit has no credential '{name}'; add LoadCredential={name}:/PATH to {units}") from None
 
 
 def environment(url: str, base: Mapping[str, str]) -> dict[str, str]:
@@ -60,13 +77,15 @@ def is_url(text: str) -> bool:
 
 
 def host(url: str) -> str:
-    """Return the host that a URL names; the rest of it is for nobody to see."""
-    found = _URL.fullmatch(url)
+    """Return the host that a URL names, or which secret names it; the rest is for nobody to see."""
+    found = _URL.fullmatch(url) or _SECRET.match(url)
     return found[1] if found else "?"
 
 
 def call(url: str) -> str:
     """Call `url`, three times if need be; return what went wrong, empty if nothing did."""
+    if not is_url(url):
+        return "what the secrets of the list make is not the URL of a page"
     fault = _once(url)
     for pause in _PAUSES:
         if not fault:

@@ -28,6 +28,7 @@ def check(path: str, unit_name: str, installed: bool) -> int:
     steps = plan.build(settings)
     if installed:
         problems = unit.folder_problems(steps, unit_name) + unit.awake_problems(settings.keep_awake, unit_name)
+        problems += unit.ping_problems(settings.contact.ping.secrets, settings.ping_mark, unit_name)
     else:
         problems = sandbox.folder_problems(steps) + sandbox.awake_problems(settings.keep_awake)
     if problems:

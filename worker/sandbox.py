@@ -4,17 +4,18 @@ import os
 from collections.abc import Iterable
 
 from worker import awake
+from worker.config import Config
 from worker.errors import ConfigError, Mark, Problem
 from worker.plan import Plan
 from worker.task import Task
 
 
-def check(plan: Plan, credentials: str | None) -> None:
-    """Raise ConfigError with everything a step could not have as this process is confined now.
+def check(settings: Config, plan: Plan, credentials: str | None) -> None:
+    """Raise ConfigError with everything a step, or a ping, could not have as this process is confined now.
 
     `credentials` is the folder of the unit's credentials.
     """
-    problems = folder_problems(plan) + _secret_problems(plan, credentials)
+    problems = folder_problems(plan) + _secret_problems(settings, plan, credentials)
     if problems:
         raise ConfigError(problems)
 
@@ -49,18 +50,20 @@ def awake_problems(wanted: awake.Wanted) -> list[Problem]:
     return [Problem(wanted[1], f"keep_awake: '{folder}' {what}", awake.hint(os.path.dirname(path)))] if what else []
 
 
-def _secret_problems(plan: Plan, credentials: str | None) -> list[Problem]:
-    secrets: dict[str, Mark] = {}
+def _secret_problems(settings: Config, plan: Plan, credentials: str | None) -> list[Problem]:
+    secrets: dict[str, tuple[str, Mark | None]] = {}
     for task in _tasks(plan):
         for name in task.secrets:
-            secrets.setdefault(name, task.mark)
+            secrets.setdefault(name, ("secrets", task.mark))
+    for name in settings.contact.ping.secrets:
+        secrets.setdefault(name, ("ping", settings.ping_mark))
     return [
         Problem(
             mark,
-            f"secrets: the unit has no credential '{name}'",
+            f"{key}: the unit has no credential '{name}'",
             f"add LoadCredential={name}:/path/of/the/file to the unit (systemctl edit agent)",
         )
-        for name, mark in secrets.items()
+        for name, (key, mark) in secrets.items()
         if credentials is None or not os.path.exists(os.path.join(credentials, name))
     ]
 

@@ -32,7 +32,7 @@ class Tasklist:
         try:
             settings = config.load(self.path)
             steps = plan.build(settings)
-            sandbox.check(steps, self._secrets)
+            sandbox.check(settings, steps, self._secrets)
         except ConfigError as exc:
             for problem in exc.problems:
                 self._say(str(problem))

@@ -6,12 +6,13 @@ Read with systemctl(1); without systemd there is nothing to say.
 import grp
 import os
 import pwd
+import re
 import stat
 from collections.abc import Iterable
 from typing import Any
 
 from worker import awake
-from worker.errors import OUT_OF_BUDGET, Problem
+from worker.errors import OUT_OF_BUDGET, Mark, Problem
 from worker.plan import Plan
 
 _CONFINEMENT = (
@@ -104,6 +105,25 @@ def awake_problems(wanted: awake.Wanted, name: str) -> list[Problem]:
     folder = awake.nearest(path)
     what = _obstacle(folder, found)
     return [Problem(wanted[1], f"keep_awake: '{folder}' {what}", _hint(os.path.dirname(path)))] if what else []
+
+
+def ping_problems(wanted: Iterable[str], mark: Mark | None, name: str) -> list[Problem]:
+    """Return a problem for each secret in the URLs of `ping:` that the unit, or who tells of it, is not given."""
+    alert = f"agent-alert@{name}"
+    hint = "add LoadCredential=NAME:/PATH with: systemctl edit "
+    return [
+        Problem(mark, f"ping: {unit}.service has no credential '{secret}'", f"{hint}{template}")
+        for secret in wanted
+        for unit, template in ((name, name), (alert, "agent-alert@.service"))
+        if _lacks(unit, secret)
+    ]
+
+
+def _lacks(unit: str, credential: str) -> bool:
+    """Return whether no setting of a unit that is there can be what gives it the credential."""
+    text = _systemctl("cat", f"{unit}.service")
+    given = re.findall(r"^\s*(\w+)Credential\w*\s*=\s*([^:\s]*)", text, re.MULTILINE)
+    return bool(text) and not any(kind == "Import" or found == credential for kind, found in given)
 
 
 def _hint(folder: str) -> str:

@@ -4,13 +4,16 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeWorker
-from tests.crash.test_servers import Script, drop, serving
+from tests.crash.test_servers import Script, drop, send, serving
 from tests.support import Worker
 from worker import ping
 from worker.settle import from_outside
@@ -185,6 +188,57 @@ def test_a_ping_that_fails_is_a_warning_without_the_secret(worker: MakeWorker, t
     assert (w.state / "pinged").exists(), "the end is not known yet"
 
 
+def test_a_secret_in_a_ping_is_found_nowhere(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    Case J8: the server sees it, and nobody else: no line, no file of the state folder, no process by its command line
+    or its environment, neither when all is well nor in what is said of a server that refuses.
+    """
+    credentials = tmp_path / "credentials"
+    credentials.mkdir()
+    (credentials / "uuid").write_text("planted/51d0\n")
+    processes: list[bytes] = []
+
+    def refuse(handler: BaseHTTPRequestHandler) -> None:
+        processes.extend(_in_proc("cmdline") + _in_proc("environ"))
+        send(handler, 404)
+
+    script = Script((200, b""), refuse)
+    with serving(script) as url:
+        (credentials / "url").write_text(f"{url}planted-51d1")
+        w = worker(
+            f"{ALERT}\nping: {{start: '{url}start/{{secret:uuid}}', fail: '{{secret:url}}/fail'}}\n"
+            "copy: {command: env > copied}\n"
+            "tasks:\n  - {id: a, run: exit 3, retry: {attempts: 1}}\n",
+            environ={"CREDENTIALS_DIRECTORY": str(credentials)},
+        )
+        assert w.run() == 70
+        shown = subprocess.run(
+            [sys.executable, "-m", "worker", "status", "--json", "--state", str(w.state)],
+            env=w.environ, capture_output=True, check=True,
+        )  # fmt: skip
+    assert _paths(script)[0] == "/start/planted%2F51d0"
+    assert set(_paths(script)[1:]) == {"/planted-51d1/fail"}
+    host = url.removeprefix("http://").rstrip("/")
+    assert w.matching(f"ping: {host}: answered with 404")
+    files = [path.read_bytes() for path in w.config.parent.rglob("*") if path.is_file() and path.parent != credentials]
+    assert any(b"{secret:url}" in data for data in files), "whom to tell is not kept"
+    assert any(b"worker.ping" in data or b"import ping" in data for data in processes), "no ping was looked at"
+    for data in [*processes, *files, shown.stdout, "\n".join(w.lines).encode()]:
+        assert b"planted" not in data
+
+
+def test_a_secret_that_is_not_there_is_a_mistake_in_the_list(worker: MakeWorker) -> None:
+    """
+    Before any work, as for a step's; to a ping that cannot be sent it is a warning.
+    """
+    w = worker("ping: {start: 'http://host/{secret:uuid}'}\ntasks:\n  - {id: a, run: 'true'}\n")
+    w.environ.pop("CREDENTIALS_DIRECTORY", None)
+    assert w.run() == 78
+    assert w.matching("list.yaml:1:7: ping: the unit has no credential 'uuid'; add LoadCredential=uuid:")
+    assert ping.send("http://host/{secret:uuid}", {}).startswith("host: the unit has no credential 'uuid'; add LoadCre")
+    assert ping.send("{secret:url}/fail", {}).startswith("{secret:url}: the unit has no credential 'url'")
+
+
 def test_fail_comes_with_the_alert(worker: MakeWorker) -> None:
     """
     With or without a command.
@@ -203,7 +257,7 @@ def test_a_server_that_answers_a_byte_at_a_time_holds_no_end_up(monkeypatch: pyt
     monkeypatch.setattr(ping, "LONGEST", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = f"127.0.0.1:{server.getsockname()[1]}"
-        threading.Thread(target=_drip, args=(server,)).start()
+        threading.Thread(target=_drip, args=(server,), daemon=True).start()
         assert ping.send(f"http://{host}/secret", {}).startswith(f"{host}: took longer than ")
 
 
@@ -242,6 +296,16 @@ def test_commands_of_the_worker_find_what_the_list_gives_to_every_step(worker: M
         assert (found["http_proxy"], found["TOKEN"]) == (proxy, "x")
         assert found["CREDENTIALS_DIRECTORY"] == "/nonexistent"
         assert "HTTP_PROXY" not in found
+
+
+def _in_proc(name: str) -> list[bytes]:
+    """Return that file of every process but ours."""
+    found = []
+    for path in Path("/proc").glob(f"[0-9]*/{name}"):
+        with contextlib.suppress(OSError):
+            if path.parent.name != str(os.getpid()):
+                found.append(path.read_bytes())
+    return found
 
 
 def _drip(server: socket.socket) -> None:

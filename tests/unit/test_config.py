@@ -77,6 +77,7 @@ tasks:
         (20.0, None, 9.5),
         60.0,
         Contact("release-981", ("./page.sh", "now"), str(tmp_path), Ping(fail="https://ping.example/x")),
+        Mark(f"{tmp_path}/config.yaml", 6, 7),
         ("~/.sandboxer/keep-awake", Mark(f"{tmp_path}/config.yaml", 7, 13)),
         None,
         (),
@@ -527,6 +528,15 @@ tasks: [{id: a, run: x}]
         "config.yaml:3:13: keep_awake: needs a value",
     ]
     assert "secret" not in "".join(said)
+    said = refused(
+        tmp_path,
+        'ping: {start: "{secret:url}x", finish: "http://{item}/{secret:x}", fail: "{secret:a b}"}\n'
+        "tasks: [{id: a, run: x}]\n",
+    )
+    assert [line.partition(";")[0] for line in said] == [
+        "config.yaml:1:40: finish: braces in this URL stand for nothing",
+        "config.yaml:1:74: fail: braces in this URL stand for nothing",
+    ]
     for key in ("alert: x", "ping: {}", "keep_awake: x"):
         (line,) = refused(tmp_path, "tasks: [{id: a, run: x}]\n", extra=f"{key}\n")
         assert "has no place in a drop-in" in line

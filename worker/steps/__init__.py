@@ -68,6 +68,14 @@ def fill(value: Any, lookup: Callable[[str], str]) -> Any:
     return value
 
 
+def fill_url(template: str, lookup: Callable[[str], str]) -> str:
+    """Return a URL with its placeholders filled in: percent-encoded, except for one at the start."""
+    from urllib.parse import quote
+
+    head, brace, rest = template.partition("}") if template.startswith("{") else ("", "", template)
+    return str(fill(head + brace, lookup)) + str(fill(rest, lambda name: quote(lookup(name), safe="")))
+
+
 def lookup(name: str) -> str:
     """Return what the placeholder `{name}` stands for, or raise StepError."""
     if name.startswith("secret:"):
@@ -82,7 +90,7 @@ def lookup(name: str) -> str:
 
 
 def secrets(value: Any) -> list[str]:
-    """Return the names of the secrets that `value` refers to, for a look at them before the run."""
+    """Return the names of the secrets that `value` refers to, for a look at them before they are needed."""
     names: dict[str, None] = {}
 
     def note(name: str) -> str:

@@ -20,7 +20,7 @@ import sys
 import time
 
 from worker import __version__, files, step
-from worker.steps import SPEC_MAX, NotNow, StepError, fill, lookup, run
+from worker.steps import SPEC_MAX, NotNow, StepError, fill, fill_url, lookup, run
 
 TYPE_CHECKING = False  # see worker/step.py
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _library() -> Any:
 
 def _request(spec: dict[str, Any], closed: contextlib.ExitStack) -> dict[str, Any]:
     """Return the arguments of build_request(), every placeholder filled in, or raise StepError."""
-    url = _filled_url(spec["url"])
+    url = fill_url(spec["url"], lookup)
     wrong = _url_problems(url)
     headers = {name.lower(): fill(value, lookup) for name, value in spec.get("headers", {}).items()}
     wrong += _header_problems(headers)
@@ -138,14 +138,6 @@ def _request(spec: dict[str, Any], closed: contextlib.ExitStack) -> dict[str, An
     method = spec.get("method", "GET" if content is None else "POST").upper()
     raw = {name.encode(): value.encode(errors="surrogateescape") for name, value in headers.items()}
     return {"method": method, "url": url, "headers": raw, "content": content}
-
-
-def _filled_url(template: str) -> str:
-    """Return the URL with its placeholders filled in: percent-encoded, except for one at the start."""
-    from urllib.parse import quote
-
-    head, brace, rest = template.partition("}") if template.startswith("{") else ("", "", template)
-    return str(fill(head + brace, lookup)) + str(fill(rest, lambda name: quote(lookup(name), safe="")))
 
 
 def _secret_headers(spec: dict[str, Any]) -> list[str]:
