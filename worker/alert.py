@@ -103,9 +103,10 @@ def tell(
         return True
     fault = ""
     if contact.argv:
-        fault = _run(contact, dict(base) | _environment(alert, contact, unit), journal, pauses)
+        fault = _run(alert, contact, unit, base, journal, pauses)
     if contact.ping.fail:
-        called = ping.send(contact.ping.fail, base)
+        well, said = ping.send(contact.ping.fail, base)
+        called = "" if well else said
         if called:
             journal.warning(f"ping: {called}")
         fault = fault or ("" if contact.argv else called)
@@ -132,10 +133,12 @@ def _environment(alert: Alert, contact: Contact, unit: str) -> dict[str, str]:
     return {name: text.replace("\0", "").encode(errors="backslashreplace").decode() for name, text in texts.items()}
 
 
-def _run(contact: Contact, env: Mapping[str, str], journal: Journal, pauses: Sequence[float]) -> str:
+def _run(
+    alert: Alert, contact: Contact, unit: str, base: Mapping[str, str], journal: Journal, pauses: Sequence[float]
+) -> str:
     """Run the command until it succeeds, as often as that makes sense; return why it did not, empty if it did."""
     for pause in (*pauses, None):
-        fault = _attempt(contact, env)
+        fault = attempt(alert, contact, unit, base)
         if not fault:
             break
         what = f"alert: {contact.argv[0]!r} {fault}"
@@ -144,8 +147,9 @@ def _run(contact: Contact, env: Mapping[str, str], journal: Journal, pauses: Seq
     return fault
 
 
-def _attempt(contact: Contact, env: Mapping[str, str]) -> str:
+def attempt(alert: Alert, contact: Contact, unit: str, base: Mapping[str, str]) -> str:
     """Run the command once; return what went wrong, empty if nothing did."""
+    env = dict(base) | _environment(alert, contact, unit)
     try:
         return errands.run(contact.argv, env, contact.folder, TIMEOUT, keep_output=False).fault
     except SpawnError as exc:

@@ -124,13 +124,23 @@ def _add_moving(add: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_outside(add: Callable[..., argparse.ArgumentParser]) -> None:
     """Add what looks at the worker from outside."""
     alert = add("alert", help="tell whom 'alert:' names if a unit is down (agent-alert@.service does)")
-    alert.add_argument("unit", nargs="?", default=DEFAULT_INSTANCE, metavar="UNIT", help="agent, or agent@NAME")
+    alert.add_argument(
+        "unit",
+        nargs="?",
+        default=DEFAULT_INSTANCE,
+        metavar="UNIT",
+        help="agent, or agent@NAME; with --test also a task list",
+    )
+    alert.add_argument(
+        "--test", action="store_true", help="try it once, whatever state the run is in: nothing is noted"
+    )
     alert.set_defaults(command=_alert)
 
     supervise = add("supervise", help="keep a run alive from outside, on machines that may be lost")
     supervise.add_argument("sandbox", metavar="FILE", help="what is to run, and on whose machines")
     supervise.add_argument("--state", metavar="DIR", help="where the supervisor keeps its record and its copy")
     supervise.add_argument("--status", action="store_true", help="say how it stands, and end")
+    supervise.add_argument("--test-alert", action="store_true", help="try 'alert:' and 'ping:' of the file, and end")
     supervise.add_argument("--json", action="store_true", help="with --status: as one JSON object")
     supervise.set_defaults(command=_supervise)
 
@@ -253,12 +263,16 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _alert(options: argparse.Namespace) -> int:
-    from worker import postmortem
+    from worker import postmortem, rehearsal
 
+    if options.test and ("/" in options.unit or options.unit.endswith((".yaml", ".yml"))):
+        return rehearsal.of_list(options.unit, os.environ)
     name = str(options.unit).removesuffix(".service")
     instance = name.partition("@")[2]
     if name != unit(instance):
         raise AgentError(f"'{name}' is no unit of the agent's", f"name {DEFAULT_INSTANCE} or {DEFAULT_INSTANCE}@NAME")
+    if options.test:
+        return rehearsal.ask(name)
     config_path = f"{CONFIG_FOLDER}/{instance or 'config'}.yaml"
     return postmortem.tell(name, config_path, f"{STATE_FOLDER}/{name}", os.environ)
 
@@ -276,6 +290,8 @@ def _supervise(options: argparse.Namespace) -> int:
         base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
         return os.path.join(base, "agent-supervisor", name)
 
+    if options.test_alert:
+        return daemon.rehearse(sandbox, os.environ)
     if options.status:
         return daemon.show_status(sandbox, folder, as_json=options.json)
     return daemon.run(sandbox, folder, os.environ)

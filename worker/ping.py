@@ -28,13 +28,14 @@ LONGEST = TIMEOUT * (len(_PAUSES) + 1) + sum(_PAUSES) + 5.0
 
 
 def main(_arguments: Sequence[str]) -> None:
-    """Call the URL in the environment, and exit; what went wrong is the last word."""
+    """Call the URL in the environment, and exit; what came of it is the last word."""
     template = os.environ.get(URL, "")
     try:
-        said = call(steps.fill_url(template, _secret))
+        well, said = call(steps.fill_url(template, _secret))
     except LookupError as exc:
-        said = f"{host(template)}: {exc.args[0]}"
-    sys.exit(steps.mask(said) or None)
+        well, said = False, f"{host(template)}: {exc.args[0]}"
+    print(steps.mask(said))
+    sys.exit(0 if well else 1)
 
 
 def _secret(name: str) -> str:
@@ -54,21 +55,25 @@ def environment(url: str, base: Mapping[str, str]) -> dict[str, str]:
     return ways | dict(base) | {URL: url}
 
 
-def send(url: str, base: Mapping[str, str]) -> str:
-    """Have `url` called, and wait for that; return what went wrong, empty if nothing did.
+def send(url: str, base: Mapping[str, str]) -> tuple[bool, str]:
+    """Have `url` called, and wait for that; return whether that went well, and what came of it.
 
     By the program, which can be ended: a server that answers one byte at a time is within every time limit of a socket.
     """
     try:
-        return fault(url, errands.run(PROGRAM, environment(url, base), "/", LONGEST, keep_output=True))
+        report = errands.run(PROGRAM, environment(url, base), "/", LONGEST, keep_output=True)
+        return not report.fault, _said(url, report)
     except SpawnError as exc:
-        return f"{host(url)}: {exc}"
+        return False, f"{host(url)}: {exc}"
 
 
 def fault(url: str, report: Report) -> str:
     """Return what went wrong in the program's own words, which name the host only; empty if nothing did."""
-    said = report.output.decode(errors="replace").strip()
-    return (said or f"{host(url)}: {report.fault}") if report.fault else ""
+    return _said(url, report) if report.fault else ""
+
+
+def _said(url: str, report: Report) -> str:
+    return report.output.decode(errors="replace").strip() or f"{host(url)}: {report.fault}"
 
 
 def is_url(text: str) -> bool:
@@ -82,35 +87,36 @@ def host(url: str) -> str:
     return found[1] if found else "?"
 
 
-def call(url: str) -> str:
-    """Call `url`, three times if need be; return what went wrong, empty if nothing did."""
+def call(url: str) -> tuple[bool, str]:
+    """Call `url`, three times if need be; return whether that went well, and what came of it."""
     if not is_url(url):
-        return "what the secrets of the list make is not the URL of a page"
-    fault = _once(url)
+        return False, "what the secrets of the list make is not the URL of a page"
+    well, said = _once(url)
     for pause in _PAUSES:
-        if not fault:
+        if well:
             break
         time.sleep(pause)  # whoever calls has nothing else to do
-        fault = _once(url)
-    return f"{host(url)}: {fault}" if fault else ""
+        well, said = _once(url)
+    return well, f"{host(url)}: {said}"
 
 
-def _once(url: str) -> str:
+def _once(url: str) -> tuple[bool, str]:
     import http.client
     import urllib.error
     import urllib.request
 
     request = urllib.request.Request(url, headers={"User-Agent": "agent"})
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT):
-            return ""
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+            return True, f"answered with {answer.status}"
     except urllib.error.HTTPError as exc:
         exc.close()
-        return f"answered with {exc.code}"
+        fault = f"answered with {exc.code}"
     except urllib.error.URLError as exc:
         reason = exc.reason
-        return f"cannot be reached: {reason.strerror if isinstance(reason, OSError) and reason.strerror else reason}"
+        fault = f"cannot be reached: {reason.strerror if isinstance(reason, OSError) and reason.strerror else reason}"
     except OSError as exc:  # a time-out while the answer was read
-        return f"did not answer: {exc.strerror or 'timed out'}"
+        fault = f"did not answer: {exc.strerror or 'timed out'}"
     except (http.client.HTTPException, ValueError) as exc:
-        return f"cannot be called: {type(exc).__name__}"
+        fault = f"cannot be called: {type(exc).__name__}"
+    return False, fault

@@ -7,7 +7,7 @@ to tell, and should it be so a moment later we are started once more.
 
 from collections.abc import Mapping
 
-from worker import alert, awake, config, contact, environment, folder, journal, unit
+from worker import alert, awake, config, contact, environment, folder, journal, rehearsal, unit
 from worker.alert import Alert
 from worker.contact import Contact
 from worker.errors import CONFIG, FAULT, OK, OUT_OF_BUDGET, STATE_HELD, STATE_UNUSABLE, STEP_FAILED, AgentError
@@ -29,6 +29,7 @@ def tell(name: str, config_path: str, root: str, environ: Mapping[str, str]) -> 
     found = unit.properties(name, *_WANTED)
     if found.get("LoadState") != "loaded":
         raise AgentError(f"{name}.service: systemd does not know it here", "name the unit: agentctl alert UNIT")
+    rehearsal.hold_if_asked(lambda: _contact(config_path, root), name, environ)
     if not down(found):
         return OK
     send = journal.sender(environ)

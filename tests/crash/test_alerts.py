@@ -235,8 +235,10 @@ def test_a_secret_that_is_not_there_is_a_mistake_in_the_list(worker: MakeWorker)
     w.environ.pop("CREDENTIALS_DIRECTORY", None)
     assert w.run() == 78
     assert w.matching("list.yaml:1:7: ping: the unit has no credential 'uuid'; add LoadCredential=uuid:")
-    assert ping.send("http://host/{secret:uuid}", {}).startswith("host: the unit has no credential 'uuid'; add LoadCre")
-    assert ping.send("{secret:url}/fail", {}).startswith("{secret:url}: the unit has no credential 'url'")
+    assert ping.send("http://host/{secret:uuid}", {})[1].startswith(
+        "host: the unit has no credential 'uuid'; add LoadCre"
+    )
+    assert ping.send("{secret:url}/fail", {})[1].startswith("{secret:url}: the unit has no credential 'url'")
 
 
 def test_fail_comes_with_the_alert(worker: MakeWorker) -> None:
@@ -258,7 +260,7 @@ def test_a_server_that_answers_a_byte_at_a_time_holds_no_end_up(monkeypatch: pyt
     with socket.create_server(("127.0.0.1", 0)) as server:
         host = f"127.0.0.1:{server.getsockname()[1]}"
         threading.Thread(target=_drip, args=(server,), daemon=True).start()
-        assert ping.send(f"http://{host}/secret", {}).startswith(f"{host}: took longer than ")
+        assert ping.send(f"http://{host}/secret", {})[1].startswith(f"{host}: took longer than ")
 
 
 def test_pings_go_by_the_proxy_that_the_worker_was_given(worker: MakeWorker) -> None:
@@ -296,6 +298,61 @@ def test_commands_of_the_worker_find_what_the_list_gives_to_every_step(worker: M
         assert (found["http_proxy"], found["TOKEN"]) == (proxy, "x")
         assert found["CREDENTIALS_DIRECTORY"] == "/nonexistent"
         assert "HTTP_PROXY" not in found
+
+
+def rehearse(w: Worker, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "worker", *arguments]
+    return subprocess.run(command, env=w.environ, capture_output=True, text=True, check=False)
+
+
+def test_an_alert_can_be_tried_before_it_is_needed(worker: MakeWorker) -> None:
+    """
+    What the command printed, how it ended and what each server answered; that it is a test; nothing is noted, and
+    what is told later is told as ever.
+    """
+    script = Script((200, b""), (404, b""))
+    with serving(script) as url:
+        w = worker(
+            f"run: r\n{ALERT.replace('test ! -e', 'echo said by it; test ! -e')}\n"
+            f"ping: {{start: '{url}start', fail: '{url}fail'}}\n"
+            "tasks:\n  - {id: a, run: exit 3, retry: {attempts: 1}}\n"
+        )
+        host = url.removeprefix("http://").rstrip("/")
+        done = rehearse(w, "alert", "--test", str(w.config))
+        assert (done.returncode, done.stdout.splitlines()) == (
+            1,
+            [
+                "said by it",
+                "alert: '/bin/sh' exited with status 0",
+                f"ping: start: {host}: answered with 200",
+                f"ping: fail: {host}: answered with 404",
+            ],
+        )
+        script.answers = [(200, b"")]
+        assert rehearse(w, "alert", "--test", str(w.config)).returncode == 0
+        (w.config.parent / "refuse").touch()
+        done = rehearse(w, "alert", "--test", str(w.config))
+        assert (done.returncode, "alert: '/bin/sh' exited with status 1" in done.stdout) == (1, True)
+        assert not w.state.exists()
+        told = alerts(w)[0]
+        assert (told["AGENT_RUN"], told["AGENT_ALERT"], told["AGENT_CAUSE"][:14]) == ("r", "test", "this is a test")
+        (w.config.parent / "refuse").unlink()
+        assert w.run() == 70
+    assert alerts(w)[-1]["AGENT_ALERT"] == "failed"
+
+
+def test_who_has_nobody_to_tell_is_told_so(worker: MakeWorker) -> None:
+    """
+    The same for a sandbox file, whose alert is the supervisor's.
+    """
+    w = worker("tasks:\n  - {id: a, run: 'true'}\n")
+    done = rehearse(w, "alert", "--test", str(w.config))
+    assert (done.returncode, done.stdout) == (1, "there is nobody to tell: neither 'alert:' nor 'ping:' is given\n")
+    sandbox = w.config.parent / "box.yaml"
+    sandbox.write_text(f"config: {w.config}\nprovider: ssh\nvariables: {{HOSTS: h}}\nalert: echo $AGENT_ALERT $TOKEN\n")
+    w.environ["TOKEN"] = "x"
+    done = rehearse(w, "supervise", "--test-alert", str(sandbox))
+    assert (done.returncode, done.stdout) == (0, "test x\nalert: '/bin/sh' exited with status 0\n")
 
 
 def _in_proc(name: str) -> list[bytes]:

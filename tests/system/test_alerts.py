@@ -110,6 +110,33 @@ def test_a_spent_budget_is_told_once_until_it_is_raised(agent: Machine) -> None:
     assert len(alerts(agent)) == 2
 
 
+def test_an_alert_can_be_tried_where_a_real_one_would_be_told(agent: Machine) -> None:
+    """
+    By the unit that tells, with its user and its sandbox; nothing is noted, and what was told is not told again.
+    """
+    service = Service(agent, f"{ALERT}\ntasks:\n  - {{id: a, run: exit 3, retry: {{attempts: 1}}}}\n")
+    tried = agent.run("agentctl alert --test", check=False)
+    assert tried.rc == 0, tried
+    assert tried.out.splitlines()[0] == "ALERT test/a-step/config/agent.service: this is a test, nothing has happened"
+    assert tried.out.endswith("alert: '/bin/sh' exited with status 0\n")
+    service.start()
+    service.wait("run-failed")
+    settled(service)
+    known = agent.run("cat /var/lib/agent/alerted").out
+    for command, rc, said in (
+        ("id -nu; seq 100000; touch /home/x || exit 3", 1, "exited with status 3"),
+        ("id", 0, ""),
+    ):
+        agent.write("/etc/agent/config.yaml", f"alert: {command}\ntasks:\n  - {{id: a, run: exit 3}}\n", mode=0o644)
+        tried = agent.run("agentctl alert --test", check=False)
+        assert (tried.rc, said in tried.out) == (rc, True), tried
+        assert "agent" in tried.out.splitlines()[0]
+    assert agent.run("cat /var/lib/agent/alerted; ls /run/*-alert-test 2>&1", check=False).out.startswith(known)
+    assert "No such file" in agent.run("ls /run/agent-alert-test 2>&1", check=False).out
+    assert len(alerts(agent)) == 1
+    assert agent.show("agent-alert@agent", "Result") == {"Result": "success"}
+
+
 def test_an_instance_tells_for_itself(agent: Machine) -> None:
     """
     agent@NAME is told of by the alert of its own list.

@@ -110,6 +110,13 @@ def show_status(path: str, state_folder: Callable[[str], str], as_json: bool) ->
     return OK
 
 
+def rehearse(path: str, environ: Mapping[str, str]) -> int:
+    """Try whom the file names to be told, once, and note nothing down."""
+    from worker import rehearsal
+
+    return rehearsal.hold(sandbox.load(path).contact, "", passed_on(environ))
+
+
 def _facts(known: Record, pid: int | None) -> dict[str, object]:
     now = moment()
     return {
