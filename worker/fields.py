@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from worker import envfile, schema
+from worker import envfile, plural, schema
 from worker.errors import Mark, Problem, quote
 from worker.schema import Source, Table, Wrong
 from worker.task import Command, Foreach, Glob, Items, Lines, Range, Retry
@@ -82,7 +82,7 @@ def _foreach(node: Node, source: Source) -> Foreach:
         pairs = schema.list_of(schema.marked(schema.any_text))(node, source)
         return Items(tuple(text for text, _ in pairs), tuple(mark for _, mark in pairs))
     if type(node) is not Mapping or len(node.entries) != 1:
-        what = schema.found(node) if type(node) is not Mapping else f"{len(node.entries)} keys"
+        what = schema.found(node) if type(node) is not Mapping else plural.of(len(node.entries), "key")
         raise Wrong(node, f"wants a list, or exactly one of {', '.join(_FOREACH)}; found {what}")
     nothing = Items((), ())  # stands in where a problem has been noted
     chosen: Foreach = next(iter(schema.fields(node, _FOREACH, source).values()), nothing)

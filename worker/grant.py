@@ -41,7 +41,10 @@ def grant(store: Ledger, more: Budget, who: str, id: str) -> str:
     Raises AgentError if that was another one.
     """
     given = {name: amount for name, amount in zip(NAMES, more, strict=True) if amount}
-    what = ", ".join(f"{number(amount)} more {name}" for name, amount in given.items()) or "nothing more"
+    what = ", ".join(
+        f"{number(amount)} more {name.removesuffix('s') if amount == 1 else name}" for name, amount in given.items()
+    )
+    what = what or "nothing more"
     mark = f"grant_{id}"
     before = store.fact(mark)
     if before not in (None, what):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from worker import plural
 from worker.ledger import DONE, Row
 from worker.ledger.effects import COMMITTED, Effect
 
@@ -45,10 +46,11 @@ def objection(here: Known, found: Known) -> str | None:
     if here.run != found.run:
         if not here.attempts and not here.effects:
             return None
-        return f"the run '{here.run}' is here, {len(here.done)} steps done; this is the run '{found.run}'"
-    for what, lost in (("steps", here.done - found.done), ("effects", here.effects - found.effects)):
+        return f"the run '{here.run}' is here, {plural.of(len(here.done), 'step')} done; this is the run '{found.run}'"
+    for what, lost in (("step", here.done - found.done), ("effect", here.effects - found.effects)):
         if lost:
             names = ", ".join(sorted(lost)[:_NAMED]) + (", ..." if len(lost) > _NAMED else "")
-            return f"{len(lost)} {what} that are done here are not in it ({names})"
+            many = plural.of(len(lost), f"{what} that is done here is", f"{what}s that are done here are")
+            return f"{many} not in it ({names})"
     newer = len(here.attempts - found.attempts)
-    return f"what is here is newer, {newer} attempts are not in it" if newer else None
+    return f"what is here is newer, {plural.of(newer, 'attempt is', 'attempts are')} not in it" if newer else None

@@ -4,6 +4,7 @@ No line is longer than LINE_MAX bytes, control characters are escaped, and a pro
 carriage returns folds to its last state.  Memory does not grow with the length of a line.
 """
 
+from worker import plural
 from worker.signs import printable
 
 LINE_MAX = 8 * 1024
@@ -66,7 +67,7 @@ class Lines:
         if not left_out:
             return _text(head + tail)
         end = _text(tail)[-_TAIL:]
-        return f"{_cut(_text(head), _HEAD)} [... {left_out} bytes left out ...] {end}"
+        return f"{_cut(_text(head), _HEAD)} [... {plural.of(left_out, 'byte')} left out ...] {end}"
 
 
 def _text(line: bytes) -> str:
@@ -82,4 +83,4 @@ def _cut(text: str, size: int) -> str:
     if len(text) <= size // 4 or len(data := text.encode()) <= size:
         return text
     room = size - 48
-    return f"{data[:room].decode(errors='ignore')} [... {len(data) - room} more bytes]"
+    return f"{data[:room].decode(errors='ignore')} [... {plural.of(len(data) - room, 'more byte')}]"

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from worker import __version__, checkpoint, config, files, folder
+from worker import __version__, checkpoint, config, files, folder, plural
 from worker import unit as units
 from worker.checkpoint import CheckpointError
 from worker.config import Config
@@ -173,4 +173,6 @@ def _bring_along(store: Server, places: Places, notices: list[str]) -> None:
             added += store.effects.restore(found.effects)
     if added:
         store.orphans()  # those that were open are in our hands then, to be judged as cut off
-        notices.append(f"{places.root}: {added} attempts and effects taken along to the server")
+        notices.append(
+            f"{places.root}: {plural.of(added, 'attempt or effect', 'attempts and effects')} taken along to the server"
+        )

@@ -10,7 +10,22 @@ import sys
 from typing import Any
 
 from worker import board as boards
-from worker import budget, clock, config, control, copies, folder, ledger, member, plan, sandbox, status, swap, unit
+from worker import (
+    budget,
+    clock,
+    config,
+    control,
+    copies,
+    folder,
+    ledger,
+    member,
+    plan,
+    plural,
+    sandbox,
+    status,
+    swap,
+    unit,
+)
 from worker.budget import Budget, number
 from worker.clock import Now
 from worker.errors import OK, OUT_OF_BUDGET, AgentError, ConfigError, StateError
@@ -33,7 +48,9 @@ def check(path: str, unit_name: str, installed: bool) -> int:
         problems = sandbox.folder_problems(steps) + sandbox.awake_problems(settings.keep_awake)
     if problems:
         raise ConfigError(problems)
-    print(f"{path}: {len(settings.tasks)} tasks, {len(steps.steps)} steps, run '{settings.run}'")
+    print(
+        f"{path}: {plural.of(len(settings.tasks), 'task')}, {plural.of(len(steps.steps), 'step')}, run '{settings.run}'"
+    )
     return OK
 
 
@@ -302,7 +319,7 @@ def _print_log(store: Ledger, places: Places, row: Row) -> None:
     if row.detail:
         print(f"-- what it was doing:\n{row.detail}")
     if row.outcome == ledger.DONE and row.output_size:
-        print(f"-- its result, {row.output_size} bytes: agentctl log --output {row.step}")
+        print(f"-- its result, {plural.of(row.output_size, 'byte')}: agentctl log --output {row.step}")
     elif row.output_size:
         sys.stdout.write("-- standard output:\n")
         sys.stdout.flush()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-from worker import checkpoint, clock, config, folder, knowledge, member, outside, recovery, schema, swap
+from worker import checkpoint, clock, config, folder, knowledge, member, outside, plural, recovery, schema, swap
 from worker import unit as units
 from worker.budget import GRANTED, USED
 from worker.checkpoint import CheckpointError
@@ -151,7 +151,8 @@ def _restore(
         checkpoint.write(staged.checkpoint, found.run, store)
     swap.decide(root, found.run)
     before = swap.finish(root)
-    said = f"run {found.run}: restored from {source.name}: {len(found.done)} steps done, revision {found.revision}"
+    done = plural.of(len(found.done), "step")
+    said = f"run {found.run}: restored from {source.name}: {done} done, revision {found.revision}"
     go_on = f"systemctl start {unit}" if unit else f"agentctl run LIST --state {root}"
     lines = [f"{said}, written {written}; go on with: {go_on}"]
     if before is not None:

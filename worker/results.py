@@ -8,7 +8,7 @@ import functools
 import os
 from collections.abc import Iterator
 
-from worker import files
+from worker import files, plural
 from worker.disk import Disk
 from worker.folder import Places
 from worker.journal import ERROR, NOTICE, Journal
@@ -34,7 +34,7 @@ class Results:
         for row in self._disk.persist(self._name, lambda: list(lost(self._ledger, self._places, thorough))):
             restored += self.take(row)
         if restored:
-            text = f"{self._places.out}: {restored} results written again from the ledger"
+            text = f"{self._places.out}: {plural.of(restored, 'result')} written again from the ledger"
             self._journal.event("state", text, priority=NOTICE)
 
     def take(self, row: Row) -> bool:

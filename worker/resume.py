@@ -9,7 +9,7 @@ read is set aside, never overwritten; if nothing sound is left the worker does n
 import os
 from typing import NamedTuple
 
-from worker import checkpoint, files, folder, member, mounts, shelf, swap
+from worker import checkpoint, files, folder, member, mounts, plural, shelf, swap
 from worker.checkpoint import Checkpoint, CheckpointError, Header
 from worker.config import Config
 from worker.errors import StateError
@@ -133,7 +133,9 @@ def _compare(ledger: SqliteLedger, places: Places, notices: list[str]) -> None:
             found = checkpoint.load(places.checkpoint)
             added = ledger.restore(found.attempts) + ledger.effects.restore(found.effects)
             if added:
-                notices.append(f"{places.ledger}: older than checkpoint.json; {added} attempts taken over from there")
+                notices.append(
+                    f"{places.ledger}: older than checkpoint.json; {plural.of(added, 'attempt')} taken over from there"
+                )
     except FileNotFoundError:
         pass
     except (CheckpointError, OSError) as exc:
@@ -165,7 +167,7 @@ def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLe
     except ValueError as exc:
         raise _hopeless(places, f"{places.ledger}: missing, and {places.checkpoint}: {exc}") from exc
     if found.header.revision:
-        notices.append(f"{places.ledger}: made anew from checkpoint.json, {len(found.attempts)} attempts")
+        notices.append(f"{places.ledger}: made anew from checkpoint.json, {plural.of(len(found.attempts), 'attempt')}")
     return ledger
 
 

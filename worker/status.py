@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from worker import __version__, clock, ledger
+from worker import __version__, clock, ledger, plural
 from worker import board as boards
 from worker.attempt import Attempt
 from worker.board import Board
@@ -57,14 +57,19 @@ def opening(run: str, board: Board, root: str, changed: Iterable[str], gone: Col
     done, total = board.count(boards.DONE), board.total
     if done < total:
         begun = done or board.count(boards.RUNNING)
-        text = f"run {run}: {total} steps, {done} done; {'going on' if begun else 'starting'} (state in {root})"
+        how = "going on" if begun else "starting"
+        text = f"run {run}: {plural.of(total, 'step')}, {done} done; {how} (state in {root})"
         yield News("run-started", text, INFO)
     for step in changed:
         text = f"{step}: defined otherwise than when it was done; not done again (another id would run it)"
         yield News("plan-changed", text, NOTICE, step)
     finished = sum(row.outcome == ledger.DONE for row in gone)
     if finished:
-        yield News("plan-changed", f"{finished} finished steps are no longer in the list", INFO)
+        yield News(
+            "plan-changed",
+            f"{plural.of(finished, 'finished step is', 'finished steps are')} no longer in the list",
+            INFO,
+        )
 
 
 def news(step: str, number: int, verdict: Verdict, took: float, board: Board) -> News:
@@ -108,7 +113,7 @@ def closing(
     finished: str, run: str, board: Board, attempts: int, took: float, outcomes: Outcomes, budget: State
 ) -> News:
     """Return the last line of a worker's life: `finished` is "done", "failed", "out-of-budget", "stopped" or "left"."""
-    counts = f"{board.count(boards.DONE)} of {board.total} steps done"
+    counts = f"{board.count(boards.DONE)} of {plural.of(board.total, 'step')} done"
     if finished == "stopped":
         return News("run-stopped", f"run {run}: stopped, {counts}", NOTICE)
     if finished == "left":
@@ -122,8 +127,9 @@ def closing(
             text += f", {board.count(boards.UNKNOWN)} unknown (agentctl list)"
         return News("run-failed", text, ERROR)
     if not attempts:
-        return News("nothing-to-do", f"run {run}: nothing to do, all {board.total} steps are done", INFO)
-    since = f"{attempts} {'attempt' if attempts == 1 else 'attempts'} in {show(took)} since this start"
+        all_ = "the only step is" if board.total == 1 else f"all {plural.of(board.total, 'step')} are"
+        return News("nothing-to-do", f"run {run}: nothing to do, {all_} done", INFO)
+    since = f"{plural.of(attempts, 'attempt')} in {show(took)} since this start"
     return News("run-done", f"run {run}: done, {counts}; {since} ({outcomes.text()})", NOTICE)
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from worker import plural
 from worker.disk import FULL
 from worker.events import Events
 from worker.journal import ERROR, INFO, NOTICE, Journal, Ration
@@ -121,7 +122,7 @@ class Streams:
         kept = f"all of them are in out/{self._step}" if done else "the last of them are in 'agentctl log'"
         for spool, where in ((self.output, kept), (self.log, "see 'agentctl log'")):
             if skipped := self._skipped[id(spool)]:
-                text = f"[{skipped} lines left out here; {where}]"
+                text = f"[{plural.of(skipped, 'line')} left out here; {where}]"
                 self._journal.output(self._step, self._number, text, NOTICE)
 
     # -- a full disk

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable
 from typing import Any
 
-from worker import awake
+from worker import awake, plural
 from worker.errors import OUT_OF_BUDGET, Mark, Problem
 from worker.plan import Plan
 
@@ -63,7 +63,7 @@ def state(name: str) -> dict[str, Any] | None:
         # After the start limit a plain start is refused, so the way back is always the long one.
         more = f"{_granting(name)} && " if found.get("ExecMainStatus") == str(OUT_OF_BUDGET) else ""
         hint = (
-            f"exit status {found.get('ExecMainStatus')}, {found.get('NRestarts')} restarts; "
+            f"exit status {found.get('ExecMainStatus')}, {plural.of(int(found.get('NRestarts') or 0), 'restart')}; "
             f"'journalctl -u {name}' says why; bring it back with: "
             f"{more}systemctl reset-failed {name} && systemctl start {name}"
         )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from worker import checkpoint, clock, config, knowledge, report, restore, schema
+from worker import checkpoint, clock, config, knowledge, plural, report, restore, schema
 from worker.checkpoint import CheckpointError
 from worker.errors import OK, STATE_UNUSABLE, AgentError
 from worker.knowledge import Known
@@ -107,11 +107,14 @@ def _here(root: str, unit: str | None) -> Known | None:
 def _line(path: str, copy: _Copy, here: Known | None) -> str:
     known = copy.known
     age = show(max(0.0, clock.wall() - copy.written))
-    said = f"{path}: sound; run {known.run}, {len(known.done)} steps done, revision {known.revision}, {age} old"
+    done = plural.of(len(known.done), "step")
+    said = f"{path}: sound; run {known.run}, {done} done, revision {known.revision}, {age} old"
     if here is None or here.run != known.run:
         return said
     missing, more = len(here.done - known.done), len(known.done - here.done)
     if missing or more:
-        said += f"; {missing} steps that are done here are not in it" if missing else ""
-        return said + (f"; it has {more} done that are not done here" if more else "")
+        lacks = plural.of(missing, "step that is done here is", "steps that are done here are")
+        ahead = plural.of(more, "done that is", "done that are")
+        said += f"; {lacks} not in it" if missing else ""
+        return said + (f"; it has {ahead} not done here" if more else "")
     return f"{said}; every step that is done here is in it"

@@ -6,7 +6,7 @@ The words are in worker/status.py; here they meet the run as it is at the moment
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from worker import clock, status
+from worker import clock, plural, status
 from worker.attempt import Attempt
 from worker.board import Board, Replay
 from worker.copies import Copies
@@ -92,7 +92,7 @@ class Voice:
         self._journal.event("waiting", text, priority=ERROR)
 
     def reloaded(self) -> None:
-        self._journal.event("reloaded", f"the configuration was read again: {self._board.total} steps")
+        self._journal.event("reloaded", f"the configuration was read again: {plural.of(self._board.total, 'step')}")
 
     def closing(self, finished: str) -> None:
         """Say how the run stands at the end of this worker; for `finished` see status.closing."""

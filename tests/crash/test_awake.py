@@ -170,7 +170,7 @@ def test_it_is_fresh_while_another_machine_has_the_step_and_while_the_server_is_
     tasks = f"run: awake\nledger: {server.empty_database()}\ntasks:\n  - {{id: a, run: sleep 600}}\n"
     one, other = hasty(tasks, "one"), hasty(tasks, "other")
     one.start().until("a: started")
-    other.start().until("1 steps")
+    other.start().until("1 step,")
     assert is_kept(other)
     assert is_kept(one)
     server.stop()

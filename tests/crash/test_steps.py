@@ -465,7 +465,7 @@ def test_a_running_step_may_be_taken_off_the_list(worker: MakeWorker, tmp_path: 
     w.start().until("a: up")
     w.config.write_text(f"tasks:\n{b}")
     w.process.send_signal(signal.SIGHUP)
-    w.until("read again: 1 steps")
+    w.until("read again: 1 step")
     assert not w.matching("b: started")
     (w.config.parent / "go").touch()
     assert w.wait() == 0
@@ -493,7 +493,7 @@ tasks:
     (fresh.config.parent / "go").touch()
     assert fresh.run() == 0
     assert fresh.output("use") == b"one two\n"
-    assert fresh.matching("1 results written again from the ledger")
+    assert fresh.matching("1 result written again from the ledger")
     assert not fresh.matching("files: started")
 
 

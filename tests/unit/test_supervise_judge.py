@@ -124,9 +124,9 @@ def test_a_reboot_and_a_clock_that_is_set_make_no_time_pass() -> None:
     [
         (Budget(), ""),
         (Budget(machines=2, hours=2, spend=10), ""),
-        (Budget(hours=1), "1 hours are over"),
+        (Budget(hours=1), "1 hour is over"),
         (Budget(spend=5), "5 of 5 is spent"),
-        (Budget(machines=1), "1 machines have been used"),
+        (Budget(machines=1), "1 machine has been used"),
     ],
 )
 def test_a_budget_counts_what_lost_machines_had_spent(budget: Budget, why: str) -> None:

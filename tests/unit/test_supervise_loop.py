@@ -100,7 +100,7 @@ def test_a_budget_of_machines_is_kept_and_can_be_raised(tmp_path: Path) -> None:
     """
     world = World(tmp_path / "w", TWO_MACHINES, "budget: {machines: 1}\n")
     assert world.supervise() == 69
-    assert "out-of-budget (1 machines have been used)" in world.said
+    assert "out-of-budget (1 machine has been used)" in world.said
     assert world.supervise() == 69
     assert world.record()["outcome"] == "out-of-budget"
     world.configure("budget: {machines: 2}\n")

@@ -16,6 +16,7 @@ import json
 import os
 import sys
 
+from worker import plural
 from worker.steps import StepError, fill, lookup, run
 
 TYPE_CHECKING = False  # see worker/step.py
@@ -126,7 +127,7 @@ def _short_traceback(exc: Exception) -> str:
         chain += [other for other in (link.__cause__, link.__context__) if other]
     lines = "".join(report.format() if report.stack else report.format_exception_only()).splitlines()
     if len(lines) > _HEAD + _TAIL:
-        lines[_HEAD:-_TAIL] = [f"[{len(lines) - _HEAD - _TAIL} lines left out]"]
+        lines[_HEAD:-_TAIL] = [f"[{plural.of(len(lines) - _HEAD - _TAIL, 'line')} left out]"]
     return "\n".join(lines)
 
 

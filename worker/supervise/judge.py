@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from worker import plural
 from worker.errors import CONFIG, OUT_OF_BUDGET, STEP_FAILED
 from worker.supervise.record import Machine, Moment, Record
 from worker.timespan import show
@@ -88,12 +89,12 @@ def judge(machine: Machine, seen: Seen, limits: Limits, now: Moment) -> Verdict:
 def spent(budget: Budget, known: Record, now: Moment) -> str:
     """Return which part of the budget is spent, or ""; for machines, whether there may be one more."""
     if budget.hours is not None and known.started.until(now) >= budget.hours * 3600:
-        return f"{budget.hours:g} hours are over"
+        return f"{plural.of(budget.hours, 'hour is', 'hours are')} over"
     spend = known.spend + known.spend_lost
     if budget.spend is not None and spend >= budget.spend:
         return f"{spend:g} of {budget.spend:g} is spent"
     if budget.machines is not None and known.machine is None and len(known.machines) >= budget.machines:
-        return f"{budget.machines} machines have been used"
+        return f"{plural.of(budget.machines, 'machine has', 'machines have')} been used"
     return ""
 
 
@@ -107,7 +108,7 @@ def _unanswered(machine: Machine, state: str, limits: Limits) -> Verdict:
     machine = machine._replace(unanswered=machine.unanswered + 1)
     if machine.unanswered < limits.unanswered:
         return Verdict(WAIT, "it does not answer", machine)
-    return Verdict(REPLACE, f"it has not answered {machine.unanswered} times", machine)
+    return Verdict(REPLACE, f"it has not answered {plural.of(machine.unanswered, 'time')}", machine)
 
 
 def _remember(machine: Machine, look: Look, limits: Limits, now: Moment) -> Machine:

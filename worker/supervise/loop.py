@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable
 
-from worker import alert, clock
+from worker import alert, clock, plural
 from worker.errors import CONFIG, OK, OUT_OF_BUDGET, STEP_FAILED, quote
 from worker.journal import ERROR, INFO, NOTICE, WARNING, Journal
 from worker.supervise import copy, judge, record, remote
@@ -179,7 +179,9 @@ class Supervisor:
             self._look_at = clock.monotonic() + self._sandbox.poll
             return self._act(machine, self._judge(machine, Seen(None, self._hand.state(machine))), None)
         steps = self._record.steps
-        done = f"{steps['done']} of {steps['total']} steps done" if steps.get("total") else "no step done yet"
+        done = (
+            f"{steps['done']} of {plural.of(steps['total'], 'step')} done" if steps.get("total") else "no step done yet"
+        )
         self._say("machine-started", f"{machine.name}: the run goes on there; {done}", NOTICE, machine)
         fresh = machine._replace(state=record.WORKING, well=moment(), unanswered=0, awaited=None, renew=False)
         self._note(self._record.put(fresh))
@@ -349,7 +351,8 @@ class Supervisor:
             known = known.put(machine._replace(state=record.PAUSED, why=str(known.outcome)))
         if not self._note(known._replace(concluded=True), must=True):
             return self._sandbox.poll
-        text = f"{known.run}: {known.outcome} ({known.why}); {len(known.machines)} machines in {show(self._took())}"
+        machines = plural.of(len(known.machines), "machine")
+        text = f"{known.run}: {known.outcome} ({known.why}); {machines} in {show(self._took())}"
         self._say("supervision-ended", text, NOTICE if known.outcome == "done" else ERROR)
         return 0.0
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import psycopg
 
+from worker import plural
 from worker.errors import StateError
 from worker.ledger import DONE, LedgerAway, Row
 from worker.ledger.postgres.link import Connection, Link
@@ -115,7 +116,7 @@ def _digest(steps: Sequence[tuple[str, str]]) -> str:
 
 def _taken(run: str, workers: Sequence[str]) -> StateError:
     names = ", ".join(workers[:_NAMED]) + (", ..." if len(workers) > _NAMED else "")
-    others = "1 other worker" if len(workers) == 1 else f"{len(workers)} other workers"
+    others = plural.of(len(workers), "other worker")
     what = f"run '{run}' is being worked on by {others} with another task list ({names})"
     return StateError(what, "stop them, or give this list another 'run:' name")
 
