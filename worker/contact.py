@@ -87,7 +87,7 @@ def read_alert(node: Node, source: Source) -> Command:
 
 def _url(node: Node, source: Source) -> str:
     value = schema.text(node, source)
-    filled = steps.fill_url(value, lambda name: "x" if name.startswith("secret:") else "{}")
+    filled = str(steps.fill(value, lambda name: "x" if name.startswith("secret:") else "{}"))
     if "{" in filled or "}" in filled:
         raise Wrong(node, "braces in this URL stand for nothing", "only {secret:NAME} does; %7B and %7D are plain ones")
     if not ping.is_url(f"http://{filled}" if value.startswith("{") else filled):
