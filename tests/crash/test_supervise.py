@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.test_servers import Script, serving
 from tests.supervision import TWO_MACHINES, World
 
 AT_ONCE = 4  # they wait most of the time
@@ -41,6 +42,17 @@ def test_a_run_is_taken_to_its_end_on_two_machines(tmp_path: Path) -> None:
     assert log == ["create", "put", "start", "create", "put", "put", "start", "pause"]
     assert world.supervise() == 0
     assert "job: done" in world.said
+
+
+def test_a_dead_man_service_hears_of_a_supervision(tmp_path: Path) -> None:
+    """
+    When it begins and when the run is done, once each.
+    """
+    script = Script((200, b""))
+    with serving(script) as url:
+        world = World(tmp_path / "w", TWO_MACHINES, f"ping: {{start: '{url}start', finish: '{url}finish'}}\n")
+        assert [world.supervise(), world.supervise()] == [0, 0], world.said
+    assert [seen[":path"] for seen in script.seen] == ["/start", "/finish"]
 
 
 def test_killed_at_any_command_it_goes_on_from_the_record(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 
-from worker import alert, folder, journal
+from worker import alert, folder, journal, ping
 from worker.alert import Alert
 from worker.errors import OK, WORK_LEFT, AgentError, ConfigError, StateError
 from worker.journal import ERROR, NOTICE, Journal
@@ -54,8 +54,13 @@ def _supervise(settings: Sandbox, root: str, log: Journal, environ: Mapping[str,
         hand = Hand(settings.provider, runner, environ)
         supervisor = Supervisor(settings, root, known, hand, clockwork, log, notifier)
         notifier.ready("looking")
+        news = not (known.concluded and known.outcome == "done")
+        if news:
+            _ping("start", settings.contact.ping.start, runner, environ, log)
         status = supervisor.work()
-        if status != OK:
+        if status == OK and news:
+            _ping("finish", settings.contact.ping.finish, runner, environ, log)
+        elif status != OK:
             _tell(settings, root, supervisor.record, log, notifier, environ)
         return status
     except Stopped:
@@ -74,6 +79,15 @@ def _tell(
     cause = f"{settings.name}: {known.outcome} ({known.why})"
     unit = environ.get("AGENT_UNIT", "")
     alert.tell(Alert(kind, cause), settings.contact, root, unit, passed_on(environ), log, alert.SHORT_PAUSES)
+
+
+def _ping(kind: str, url: str | None, runner: Runner, environ: Mapping[str, str], log: Journal) -> None:
+    """Let a dead-man service know; it is waited for as for a provider's command."""
+    if url is None:
+        return
+    answer = runner.run(ping.PROGRAM, ping.environment(url, passed_on(environ)), ping.LONGEST)
+    if not answer.ok:
+        log.warning(f"ping: {kind}: {answer.output.strip() or f'{ping.host(url)}: {answer.fault()}'}")
 
 
 def _make(root: str) -> str:
