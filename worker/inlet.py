@@ -11,6 +11,8 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 
+from worker import plural
+
 PATIENCE = 1.0
 _KEPT_MAX = 1000  # of events, the newest
 _SOCKET = "/run/systemd/journal/socket"
@@ -54,8 +56,9 @@ class Inlet:
             if not self._takes(0.0):
                 return False
         if self._left_out:
-            text = f"MESSAGE=the journal took nothing for a while; {self._left_out} lines of steps are missing here"
-            self._put((text, "PRIORITY=4", "SYSLOG_IDENTIFIER=agent"))
+            missing = plural.of(self._left_out, "line of steps is", "lines of steps are")
+            text = f"the journal took nothing for a while; {missing} missing here"
+            self._put((f"MESSAGE={text}", "PRIORITY=4", "SYSLOG_IDENTIFIER=agent"))
             self._left_out = 0
         return True
 
