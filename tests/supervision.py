@@ -25,9 +25,12 @@ commands:
 """
 DO = r"""
 cd "$(dirname "$0")"
-echo x >>calls
 fatal=$(cat fatal)
+exec 9>>counting  # a copy runs beside the other commands
+flock 9
+echo "$1${2##*-}" >>calls
 calls=$(wc -l <calls)
+exec 9>&-
 [ "$calls" != "$((fatal / 2))" ] || [ "$((fatal % 2))" = 0 ] || kill -9 "$PPID"
 disk=$PWD/disks/$2 log=$PWD/log
 case $1 in
@@ -39,7 +42,8 @@ case $1 in
     pause) echo "pause $2" >>"$log"
         if [ -e "$disk/mute" ]; then . ./mute; false; else echo stopped >"$disk/power"; rm -f "$disk/worker"; fi ;;
     put) [ -e "$disk/power" ] && [ "$(cat "$disk/power")" = running ] && echo "put $2" >>"$log" && cp "$3" "$disk/$4" ;;
-    get) cp "$disk/checkpoint.json" "$4" ;;
+    get) [ ! -e stuck ] || { mv stuck hung; echo $$ >hung; exec sleep 1000; }
+        cp "$disk/checkpoint.json" "$4" ;;
     exec) [ ! -e "$disk/mute" ] && [ "$(cat "$disk/power")" = running ] &&
         PATH=$PWD/bin:$PATH disk=$disk log=$log sh -c 'cd "$disk"; . /dev/stdin' ;;
 esac
@@ -72,7 +76,7 @@ status=running worker=absent
 spend=0
 . "$disk/../../story"
 printf '{\n"status": "%s", "worker": {"state": "%s"}, "last_sign_age": 0.1, "budget": {"spend": {"used": %s}},
-"steps": {"total": 9, "done": %s}\n}\n' "$status" "$worker" "$spend" "$looks"
+"steps": {"total": 9, "done": %s}\n}\n' "$status" "$worker" "$spend" "${done-$looks}"
 """
 # What a story may say: `[ $looks = 3 ] && gone`, with $number for the machine's.
 STORY = r"""
@@ -82,14 +86,17 @@ ends() { rm -f "$disk/worker"; worker=absent status=$1; [ -z "${2-}" ] || echo "
 mute() { : >"$disk/mute"; }
 """
 DONE = "[ $looks -lt 3 ] || ends done\n"
-TWO_MACHINES = f"if [ $number = 1 ]; then [ $looks -lt 3 ] || gone; else {DONE.strip()}; fi\n"
+# The first one goes when a copy has come from it.
+COPIED = '[ $looks -ge 3 ] && [ -e "$disk/../../state/checkpoint.json" ]'
+TWO_MACHINES = f"if [ $number = 1 ]; then ! {{ {COPIED}; }} || gone; else {DONE.strip()}; fi\n"
 
 # A machine's paths are below its folder, and it needs no time to boot.
 DRIVER = """
 import os, signal, sys
 from worker import cli, points
-from worker.supervise import loop, remote
-remote._STAGE, remote.CONFIG, loop._SOON = "stage", "etc/config.yaml", 0.0
+from worker.supervise import life, remote
+remote._STAGE, remote.CONFIG, life._SOON = "stage", "etc/config.yaml", 0.0
+remote.CHECKPOINT = "checkpoint.json"
 left = [int(sys.argv[2])]
 def at(point):
     left[0] -= point == sys.argv[1]
@@ -127,8 +134,9 @@ class World:
 
     def configure(self, more: str) -> None:
         """Write the sandbox's file, with so much more in it."""
+        usual = "" if "copy_every:" in more else "copy_every: 10ms\n"
         (self.root / "sandbox.yaml").write_text(
-            f"config: job.yaml\n{self._provider}\npoll: 10ms\ncopy_every: 10ms\nboot: 5s\n{more}"
+            f"config: job.yaml\n{self._provider}\npoll: 10ms\nboot: 5s\n{usual}{more}"
         )
 
     def supervise(self, point: str = "", number: int = 0) -> int:
@@ -140,6 +148,10 @@ class World:
     def command(self, point: str = "", number: int = 0) -> list[str]:
         driven = [sys.executable, "-c", DRIVER, point, str(number)]
         return [*driven, "supervise", str(self.root / "sandbox.yaml"), "--state", str(self.root / "state")]
+
+    def calls(self) -> list[str]:
+        """Return the provider's commands that were run, in order, each with the machine's number."""
+        return (self.root / "calls").read_text().split()
 
     def log(self) -> list[str]:
         return (self.root / "log").read_text().splitlines()

@@ -1,4 +1,8 @@
-"""Waiting, as the supervisor does it: signals are heard, and systemd is pinged for as long as that is honest."""
+"""Waiting, as the supervisor does it: signals and what runs beside it are heard, and systemd is pinged.
+
+Pinged from waits that have an end, and while a command that is waited for is within its time: never because something
+that runs beside has been heard.
+"""
 
 import math
 import signal
@@ -13,21 +17,26 @@ class Stopped(Exception):
 
 
 class Clockwork:
-    """Waiting: signals are heard, systemd is pinged."""
+    """Waiting: signals are heard, systemd is pinged.  What is watched in `events` is heard meanwhile."""
 
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
-        self._events = Events()
-        self._signals = Signals(self._events, (signal.SIGTERM, signal.SIGINT), self._stop)
+        self.events = Events()
+        self._signals = Signals(self.events, (signal.SIGTERM, signal.SIGINT), self._stop)
         self._stopping = False
+        self._woken = False
         self._ping_at = -math.inf
 
     def close(self) -> None:
         self._signals.close()
 
+    def wake(self) -> None:
+        """Let the wait that is on, or the next one, end at once."""
+        self._woken = True
+
     def idle(self) -> None:
-        """Ping if it is time.  Raises Stopped once this process was told to end."""
-        self._events.handle(self._events.poll(0))
+        """Hear what there is, ping if it is time.  Raises Stopped once this process was told to end."""
+        self.events.handle(self.events.poll(0))
         now = clock.monotonic()
         if self._notifier.interval and now >= self._ping_at:
             self._notifier.ping()
@@ -37,12 +46,13 @@ class Clockwork:
             raise Stopped
 
     def wait(self, seconds: float) -> None:
-        """Return after so many seconds.  Raises Stopped."""
+        """Return after so many seconds, or when woken.  Raises Stopped."""
         until = clock.monotonic() + seconds
         self.idle()
-        while (now := clock.monotonic()) < until:
-            self._events.handle(self._events.poll(min(until - now, 1.0)))
+        while not self._woken and (now := clock.monotonic()) < until:
+            self.events.handle(self.events.poll(min(until - now, 1.0)))
             self.idle()
+        self._woken = False
 
     def _stop(self, _number: int) -> None:
         self._stopping = True

@@ -1,20 +1,21 @@
 """A provider's command: run, heard, and ended with its whole session when its time is over.
 
-While it runs `idle` is called at least once a second, so that whoever waits for it can ping.  A supervisor that was
-killed leaves its command running; the next one ends it before it does anything else, because two of them at work on
-the same machine could make two.
+While somebody waits for it `idle` is called at least once a second, so that systemd can be pinged; one that runs beside
+everything else is heard whenever there is waiting.  A supervisor that was killed leaves its commands running; the next
+one ends them before it does anything else, because two of them at work on the same machine could make two.
 """
 
 import contextlib
+import functools
 import os
 import select
-import selectors
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from worker import clock, files, process
+from worker.events import Events
 from worker.signs import printable
 
 _SLICE = 1.0
@@ -46,6 +47,101 @@ class Answer(NamedTuple):
         return f"{how}: {printable(last[:_LINE_MAX])}" if last else how
 
 
+class Running:
+    """A command at work in a session of its own, heard through `events`; ended when its time is over."""
+
+    def __init__(self, note: str, events: Events, limit: float, then: Callable[[], object]) -> None:
+        """`then` is called when it has ended by itself."""
+        self.until = clock.monotonic() + limit
+        self._note = note
+        self._events = events
+        self._then = then
+        self._started: subprocess.Popen[bytes] | None = None
+        self._ended = -1
+        self._heard: dict[int, bytearray] = {}
+        self._answer: Answer | None = None
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], given: str) -> None:
+        with os.fdopen(os.memfd_create("given"), "w+b", buffering=0) as stdin:
+            files.write_all(stdin.fileno(), given.encode())
+            stdin.seek(0)
+            try:
+                self._started = started = subprocess.Popen(
+                    ["/bin/sh", "-c", _NOTED, self._note, *argv],
+                    env={"PATH": process.DEFAULT_PATH, **env},
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as exc:  # no process to be had, or no words for one
+                said = f"cannot be run: {exc.strerror if isinstance(exc, OSError) else exc}"
+                self._answer = Answer(_NOT_RUN, "", said)
+                self._then()
+                return
+        assert started.stdout is not None and started.stderr is not None
+        self._ended = os.pidfd_open(started.pid)
+        self._events.watch(self._ended, self._on_end)
+        for fd in (started.stdout.fileno(), started.stderr.fileno()):
+            self._heard[fd] = bytearray()
+            os.set_blocking(fd, False)
+            self._events.watch(fd, functools.partial(self._on_output, fd))
+
+    def answer(self) -> Answer | None:
+        """Return how it ended; None while it runs and has time left."""
+        if self._answer is None and clock.monotonic() >= self.until:
+            self.end()
+        return self._answer
+
+    def end(self) -> None:
+        """Kill its session if it runs.  What it left behind in order is left alone."""
+        if self._answer is None and self._started is not None:
+            _end_session(self._started.pid)
+            self._started.poll()
+            self._finish(None)
+
+    def _on_output(self, fd: int) -> None:
+        if not self._drain(fd):
+            self._events.forget(fd)
+
+    def _on_end(self) -> None:
+        assert self._started is not None
+        self._finish(self._started.wait())
+        self._then()
+
+    def _finish(self, status: int | None) -> None:
+        """Read what it has written by now, and be done with it."""
+        assert self._started is not None and self._started.stdout is not None and self._started.stderr is not None
+        output, said = self._started.stdout, self._started.stderr
+        for pipe in (output, said):
+            self._drain(pipe.fileno())
+            self._events.forget(pipe.fileno())
+        self._events.forget(self._ended)
+        os.close(self._ended)
+        texts = [self._heard[pipe.fileno()].decode(errors="replace") for pipe in (output, said)]
+        output.close()
+        said.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._note)
+        self._answer = Answer(status, *texts)
+
+    def _drain(self, fd: int) -> bool:
+        """Read what is there, keeping the end of it; return False at the end of the file."""
+        assert self._started is not None and self._started.stderr is not None
+        most = _SAID_MAX if fd == self._started.stderr.fileno() else _OUTPUT_MAX
+        into = self._heard[fd]
+        for _ in range(_OUTPUT_MAX // _READ):  # one that never stops printing does not keep us here
+            try:
+                data = os.read(fd, _READ)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            into += data
+            del into[: max(0, len(into) - most)]
+        return True
+
+
 class Runner:
     """Runs one command at a time."""
 
@@ -66,75 +162,35 @@ class Runner:
         with contextlib.suppress(OSError):
             os.unlink(self._note)
 
+    def start(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        limit: float,
+        given: str,
+        events: Events,
+        then: Callable[[], object] = lambda: None,
+    ) -> Running:
+        """Let `argv` run, with `given` as its standard input, for `limit` seconds at most; whoever waits hears it."""
+        running = Running(self._note, events, limit, then)
+        running.start(argv, env, given)
+        return running
+
     def run(self, argv: Sequence[str], env: Mapping[str, str], limit: float, given: str = "") -> Answer:
-        """Return how `argv` ended, with `given` as its standard input; never later than `limit` seconds from now.
+        """Return how `argv` ended; never later than `limit` seconds from now.
 
-        When its time is over, or `idle` raises, its session is killed.  What it left behind in order is left alone.
+        When its time is over, or `idle` raises, its session is killed.
         """
-        with os.fdopen(os.memfd_create("given"), "w+b", buffering=0) as stdin:
-            files.write_all(stdin.fileno(), given.encode())
-            stdin.seek(0)
-            try:
-                started = subprocess.Popen(
-                    ["/bin/sh", "-c", _NOTED, self._note, *argv],
-                    env={"PATH": process.DEFAULT_PATH, **env},
-                    stdin=stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                )
-            except (OSError, ValueError) as exc:  # no process to be had, or no words for one
-                return Answer(_NOT_RUN, "", f"cannot be run: {exc.strerror if isinstance(exc, OSError) else exc}")
-        assert started.stdout is not None and started.stderr is not None
-        with started.stdout, started.stderr:
-            over = False
-            heard: dict[int, bytearray] = {}
-            try:
-                over = self._hear(started, heard, clock.monotonic() + limit)
-            finally:
-                if not over:
-                    _end_session(started.pid)
-                    started.poll()
-                with contextlib.suppress(OSError):
-                    os.unlink(self._note)
-            output, said = (heard[pipe.fileno()].decode(errors="replace") for pipe in (started.stdout, started.stderr))
-        return Answer(started.wait() if over else None, output, said)
-
-    def _hear(self, started: subprocess.Popen[bytes], heard: dict[int, bytearray], until: float) -> bool:
-        """Collect what it prints until it has ended, or its time is over; return whether it has ended."""
-        assert started.stdout is not None and started.stderr is not None
-        most = {started.stdout.fileno(): _OUTPUT_MAX, started.stderr.fileno(): _SAID_MAX}
-        ended = os.pidfd_open(started.pid)
-        with os.fdopen(ended), selectors.DefaultSelector() as selector:
-            selector.register(ended, selectors.EVENT_READ)
-            for fd in most:
-                heard[fd] = bytearray()
-                os.set_blocking(fd, False)
-                selector.register(fd, selectors.EVENT_READ)
-            while (left := until - clock.monotonic()) > 0:
-                ready = [key.fd for key, _mask in selector.select(min(_SLICE, left))]
-                over = ended in ready  # what it has written by now is read before we believe it
-                for fd in [fd for fd in most if fd in ready or over]:
-                    if not _drain(fd, heard[fd], most[fd]) and fd in selector.get_map():
-                        selector.unregister(fd)
-                if over:
-                    return True
-                self._idle()
-        return False
-
-
-def _drain(fd: int, into: bytearray, most: int) -> bool:
-    """Read what is there, keeping the end of it; return False at the end of the file."""
-    for _ in range(_OUTPUT_MAX // _READ):  # one that never stops printing does not keep us here
+        events = Events()
+        running = self.start(argv, env, limit, given, events)
         try:
-            data = os.read(fd, _READ)
-        except BlockingIOError:
-            return True
-        if not data:
-            return False
-        into += data
-        del into[: max(0, len(into) - most)]
-    return True
+            while (answer := running.answer()) is None:
+                events.handle(events.poll(max(0.0, min(_SLICE, running.until - clock.monotonic()))))
+                if running.answer() is None:
+                    self._idle()
+        finally:
+            running.end()
+        return answer
 
 
 def _end_session(leader: int) -> None:

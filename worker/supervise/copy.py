@@ -36,24 +36,43 @@ def load(root: str, run: str) -> Checkpoint | None:
 
 
 def take(root: str, run: str, fetch: Callable[[str], str]) -> str:
-    """Let the copy be what `fetch` brings, if that is sound and no older; return "" or why it is not taken.
+    """Let the copy be what `fetch` brings, as `keep` does; return "" or why it is not taken.
 
-    `fetch` puts the file at the path it is given, and returns "" or why it could not.  The copy before is replaced
-    in one step, after the new one is durable; of what is not taken nothing is left.
+    `fetch` puts the file at the path it is given, and returns "" or why it could not.
+    """
+    try:
+        return fetch(expect(root)) or keep(root, run)
+    finally:
+        drop(root)
+
+
+def expect(root: str) -> str:
+    """Return the path at which the next copy is to come; nothing is there."""
+    drop(root)
+    return f"{path(root)}.incoming"
+
+
+def keep(root: str, run: str) -> str:
+    """Let the copy be what has come, if that is sound and no older; return "" or why it is not taken.
+
+    The copy before is replaced in one step, after the new one is durable; of what is not taken nothing is left.
     """
     incoming = f"{path(root)}.incoming"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(incoming)
     try:
-        fault = fetch(incoming) or _fault(root, run, incoming)
+        fault = _fault(root, run, incoming)
         if not fault:
             files.adopt(incoming, path(root))
         return fault
     except OSError as exc:
         return f"{exc.filename or incoming}: {exc.strerror}"
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(incoming)
+        drop(root)
+
+
+def drop(root: str) -> None:
+    """Let nothing be left of what has come and is not taken."""
+    with contextlib.suppress(OSError):
+        os.unlink(f"{path(root)}.incoming")
 
 
 def _fault(root: str, run: str, incoming: str) -> str:

@@ -10,8 +10,10 @@ from worker.alert import Alert
 from worker.errors import OK, WORK_LEFT, AgentError, ConfigError, StateError
 from worker.journal import ERROR, NOTICE, Journal
 from worker.supervise import copy, record, sandbox
+from worker.supervise.book import Book
 from worker.supervise.clockwork import Clockwork, Stopped
 from worker.supervise.command import Runner
+from worker.supervise.copier import Copier
 from worker.supervise.loop import Supervisor
 from worker.supervise.provider import Hand, passed_on
 from worker.supervise.record import Record, moment
@@ -45,23 +47,27 @@ def _supervise(settings: Sandbox, root: str, log: Journal, environ: Mapping[str,
     folder.lock(root)  # until the process ends
     notifier = Notifier(environ, log.warning)
     clockwork = Clockwork(notifier)
+    runner, beside = Runner(f"{root}/command", clockwork.idle), Runner(f"{root}/copying", clockwork.idle)
     try:
-        runner = Runner(f"{root}/command", clockwork.idle)
         runner.end_left()
-        known = _record(settings, root)
+        beside.end_left()
+        book = Book(root, _record(settings, root), log)
         if not settings.shared:
             copy.load(root, settings.run)
         hand = Hand(settings.provider, runner, environ)
-        supervisor = Supervisor(settings, root, known, hand, clockwork, log, notifier)
+        copier = Copier(settings, hand, beside, clockwork, book)
         notifier.ready("looking")
         news = not (known.concluded and known.outcome == "done")
         if news:
             _ping("start", settings.contact.ping.start, runner, environ, log)
-        status = supervisor.work()
+        try:
+            status = Supervisor(settings, hand, copier, book, clockwork, notifier).work()
+        finally:
+            copier.drop()
         if status == OK and news:
             _ping("finish", settings.contact.ping.finish, runner, environ, log)
         elif status != OK:
-            _tell(settings, root, supervisor.record, log, notifier, environ)
+            _tell(settings, root, book.known, log, notifier, environ)
         return status
     except Stopped:
         log.event("run-stopped", f"{settings.name}: the supervisor ends; its machines go on", priority=NOTICE)

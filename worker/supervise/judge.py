@@ -31,6 +31,7 @@ class Look(NamedTuple):
     exit: int = 0  # how the unit's last process ended
     steps: dict[str, int] = {}  # noqa: RUF012 - counts by state; never changed in place
     spend: float | None = None  # what the run has spent in all
+    checkpoint: bool = False  # there is one to be copied
 
 
 class Seen(NamedTuple):

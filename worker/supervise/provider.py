@@ -14,10 +14,11 @@ The other words are in PLACES; a variable BASE is {BASE} and $BASE.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from worker.supervise.command import Answer, Runner
+from worker.events import Events
+from worker.supervise.command import Answer, Runner, Running
 from worker.supervise.judge import ABSENT, RUNNING, STOPPED, UNSURE
 from worker.supervise.record import Machine
 from worker.task import Command, arguments
@@ -84,6 +85,13 @@ class Hand:
     def get(self, machine: Machine, remote: str, local: str) -> Answer:
         return self._run("get", machine, local=local, remote=remote)
 
+    def get_beside(
+        self, machine: Machine, remote: str, local: str, runner: Runner, events: Events, then: Callable[[], object]
+    ) -> Running:
+        """Begin to get a file, beside what else is done; `then` is called when the command has ended by itself."""
+        argv, env = self._words("get", machine, local=local, remote=remote)
+        return runner.start(argv, env, self._provider.timeouts["get"], "", events, then)
+
     def do(self, kind: str, machine: Machine) -> Answer:
         """Return how `create`, `resume`, `extend` or `pause` ended; one that is not offered has nothing to do."""
         return self._run(kind, machine) if self._provider.offers(kind) else Answer(0, "", "")
@@ -92,12 +100,14 @@ class Hand:
         return self._provider.offers(kind)
 
     def _run(self, kind: str, machine: Machine, timeout: str = "", **words: str) -> Answer:
-        places = {"id": machine.id, "name": machine.name, "number": str(machine.number)} | words
-        argv, env = fill(self._provider.commands[kind], places, self._provider.variables, self._env)
-        script = words.get("script", "")
+        argv, env = self._words(kind, machine, **words)
         if kind == "exec" and not _takes_script(self._provider.commands[kind]):
             argv = [*argv, "sh"]
-        return self._runner.run(argv, env, self._provider.timeouts[timeout or kind], script)
+        return self._runner.run(argv, env, self._provider.timeouts[timeout or kind], words.get("script", ""))
+
+    def _words(self, kind: str, machine: Machine, **words: str) -> tuple[list[str], dict[str, str]]:
+        places = {"id": machine.id, "name": machine.name, "number": str(machine.number)} | words
+        return fill(self._provider.commands[kind], places, self._provider.variables, self._env)
 
 
 def fill(

@@ -30,6 +30,7 @@ _PATH = "PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin; export PATH\n"
 _LOOK = """\
 unit=$(timeout 10 systemctl show agent -p ActiveState -p ExecMainStatus) || exit 1
 echo "$unit"
+[ ! -e "$checkpoint" ] || echo Checkpoint=there
 timeout 10 agentctl status --json
 """
 _READY = """\
@@ -63,13 +64,13 @@ def knock(hand: Hand, machine: Machine) -> str:
 
 def look(hand: Hand, machine: Machine) -> Look | None:
     """Return what the machine says of its worker, or None if it does not answer."""
-    answer = _run(hand, machine, _LOOK, "look")
+    answer = _run(hand, machine, _define(checkpoint=CHECKPOINT) + _LOOK, "look")
     return read(answer.output) if answer.ok else None
 
 
 def read(output: str) -> Look:
     """Return the look that a script has printed."""
-    unit = dict(re.findall(r"^(ActiveState|ExecMainStatus)=(\S*)$", output, re.MULTILINE))
+    unit = dict(re.findall(r"^(ActiveState|ExecMainStatus|Checkpoint)=(\S*)$", output, re.MULTILINE))
     shown = re.search(r"^\{$.*^\}$", output, re.MULTILINE | re.DOTALL)
     found: Any = None
     if shown:
@@ -82,6 +83,7 @@ def read(output: str) -> Look:
         sign_age=_number(_in(found, "last_sign_age")),
         unit=unit.get("ActiveState", ""),
         exit=int(code) if code.isdecimal() and len(code) <= _DIGITS else 0,
+        checkpoint="Checkpoint" in unit,
         steps=_counts(_in(found, "steps")),
         spend=_number(_in(found, "budget", "spend", "used")),
     )

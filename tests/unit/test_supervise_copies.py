@@ -1,0 +1,74 @@
+"""The copies that the supervisor takes beside its looks: none of them holds one up, none outlives it for long."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.supervision import DONE, SOURCE, World
+from worker import process
+
+
+def test_a_copy_that_hangs_holds_up_no_look(tmp_path: Path) -> None:
+    """
+    The machine stops answering while `get` is at work: it is noticed at the next looks, not after that one's time.
+    """
+    story = f"if [ $number = 1 ]; then [ $looks != 3 ] || mute; else {DONE.strip()}; fi\n"
+    world = World(tmp_path / "w", story, "fence: 50ms\n")
+    (world.root / "stuck").touch()
+    assert world.supervise() == 0, world.said
+    calls = world.calls()
+    begun = calls.index("get1")
+    assert calls[begun : calls.index("pause1")] == ["get1", "exec1", "exec1", *("exec1", "state1") * 2, "state1"]
+    assert "it has not answered 2 times; the run goes on elsewhere" in world.said
+    assert world.machines() == [("1", "left"), ("2", "paused")]
+    assert not process.lives(int((world.root / "hung").read_text()))
+
+
+def test_a_copy_is_ended_when_its_time_is_over_and_the_next_one_is_taken(tmp_path: Path) -> None:
+    """
+    Said once; nothing of it is left.
+    """
+    ended = (
+        '[ -s "$disk/../../hung" ] && ! kill -0 $(cat "$disk/../../hung") && [ -e "$disk/../../state/checkpoint.json" ]'
+    )
+    world = World(tmp_path / "w", f"! {{ {ended}; }} || ends done\n", "timeouts: {get: 200ms}\n")
+    (world.root / "stuck").touch()
+    assert world.supervise() == 0, world.said
+    assert world.said.count("the checkpoint cannot be copied: did not end in time; the copy before stays") == 1
+    assert world.said.count("the checkpoint is copied again") == 1
+    assert not list((world.root / "state").glob("*.incoming"))
+
+
+@pytest.mark.parametrize("end, lives", [(signal.SIGKILL, True), (signal.SIGTERM, False)])
+def test_no_copy_that_is_under_way_outlives_its_supervisor_for_long(
+    tmp_path: Path, end: signal.Signals, lives: bool
+) -> None:
+    """
+    One that is told to stop ends it, and what one that was killed has left the next one ends.
+    """
+    world = World(tmp_path / "w", '[ ! -e "$disk/../../stop" ] || ends done\n')
+    os.mkfifo(world.root / "stuck")
+    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.DEVNULL) as first:
+        left = int((world.root / "stuck").read_text())
+        first.send_signal(end)
+    assert process.lives(left) == lives
+    (world.root / "stop").touch()
+    assert world.supervise() == 0, world.said
+    assert not process.lives(left)
+    assert not (world.root / "state/copying").exists()
+
+
+def test_nothing_is_copied_and_nothing_said_before_there_is_a_checkpoint(tmp_path: Path) -> None:
+    """
+    A young run: its first step is not done, and its worker has written none.
+    """
+    young = '[ $looks -gt 3 ] || { rm "$disk/checkpoint.json"; done=0; }\n[ $looks -lt 6 ] || ends done\n'
+    world = World(tmp_path / "w", young)
+    assert world.supervise() == 0, world.said
+    assert "cannot be copied" not in world.said
+    calls = world.calls()
+    assert calls[: calls.index("get1")].count("exec1") >= 3 + 4, "it was copied before the fourth look"
+    assert (world.root / "state/checkpoint.json").exists()

@@ -1,0 +1,270 @@
+"""A machine's life under the supervisor, from its name to its rest: one turn is one thing done about it.
+
+    creating -> preparing -> starting -> working -> leaving -> gone, paused or left
+
+Every turn starts from the record, so it makes no difference whether this process or one before it made the last one.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable
+
+from worker import clock
+from worker.errors import quote
+from worker.journal import ERROR, NOTICE, WARNING
+from worker.supervise import copy, judge, record, remote
+from worker.supervise.book import Book
+from worker.supervise.copier import Copier
+from worker.supervise.judge import Look, Seen, Verdict
+from worker.supervise.provider import Hand
+from worker.supervise.record import Machine, moment
+from worker.supervise.sandbox import Sandbox
+from worker.timespan import show
+
+BACK_OFF_MAX = 600.0
+_SOON = 0.5  # until a machine that boots is asked again
+_SETTLED = 20.0  # until one that was resumed is no longer said to be stopped
+_FAULTS = 3  # times that a machine may fail to take what it needs
+# A word for commands of any kind, and no option of theirs.
+_ID = re.compile(r"[!-,.-~][!-~]{0,254}")
+
+
+class Life:
+    """What is done about the machine that has the run; `turn` returns how long to wait before the next one."""
+
+    def __init__(self, sandbox: Sandbox, hand: Hand, copier: Copier, book: Book) -> None:
+        self._sandbox = sandbox
+        self._hand = hand
+        self._copier = copier
+        self._book = book
+        self._look_at = -math.inf
+        self._to_copy = False  # the machine has a checkpoint by now
+        self.waiting = ""  # why a machine that boots does not answer yet
+        self._turns: dict[str, Callable[[Machine], float]] = {
+            record.CREATING: self._create,
+            record.PREPARING: self._prepare,
+            record.STARTING: self._start,
+            record.WORKING: self._work,
+            record.LEAVING: self._leave,
+        }
+
+    def turn(self, machine: Machine) -> float:
+        return self._turns[machine.state](machine)
+
+    def copy(self, machine: Machine) -> bool:
+        """Take a copy of the checkpoint at once; return whether it is here."""
+        return self._copier.take(machine, self._to_copy or machine.progress)
+
+    def end(self, outcome: str, why: str) -> float:
+        """Note how the supervision ends; what is left to do about that comes with the next turn."""
+        self._book.note(self._book.known._replace(outcome=outcome, why=why))
+        return 0.0
+
+    def _create(self, machine: Machine) -> float:
+        self._recover()
+        state = judge.ABSENT
+        if machine.begun:
+            state = self._hand.state(machine)
+        elif not self._book.put(machine._replace(begun=True), must=True):
+            return self._sandbox.poll  # what is not written down is not made
+        machine = machine._replace(begun=True)
+        if state in (judge.RUNNING, judge.STOPPED):
+            self._book.say("machine-made", f"{machine.name}: it had been made; going on with it", NOTICE, machine)
+            if state == judge.STOPPED:
+                self._hand.do("resume", machine)
+        else:
+            answer = self._hand.do("create", machine)
+            if not answer.ok:
+                return self._not_created(machine, answer.fault())
+            found = (answer.output.split() or [machine.name])[-1]
+            if not _ID.fullmatch(found):
+                return self._not_created(machine, f"its id cannot be {quote(found)}")
+            machine = machine._replace(id=found)
+            self._book.say("machine-made", f"{machine.name}: made", NOTICE, machine)
+        now = moment()
+        machine = machine._replace(state=record.PREPARING, made=now, well=now, awaited=now, faults=0)
+        self._book.put(machine)
+        return 0.0
+
+    def _recover(self) -> None:
+        """Take back those that could not be reached when they were given up, before there is another worker.
+
+        If it was this machine that had no network, they have gone on meanwhile.
+        """
+        for machine in self._book.known.machines:
+            if machine.state == record.LEFT and not remote.knock(self._hand, machine):
+                stopped = remote.stop(self._hand, machine)
+                self.copy(machine)
+                if self._hand.do("pause", machine).ok or stopped:
+                    self._book.say("state", f"{machine.name}: it answers again; it is stopped now", NOTICE, machine)
+                    self._book.put(machine._replace(state=record.PAUSED))
+
+    def _not_created(self, machine: Machine, fault: str) -> float:
+        delay = min(BACK_OFF_MAX, self._sandbox.poll * 2.0 ** min(machine.faults, 20))
+        self._book.put(machine._replace(faults=machine.faults + 1))
+        self._book.say(
+            "warning", f"{machine.name}: could not be made: {fault}; again in {show(delay)}", WARNING, machine
+        )
+        return delay
+
+    def _prepare(self, machine: Machine) -> float:
+        if machine.awaited is not None:
+            self.waiting = remote.knock(self._hand, machine)
+            if self.waiting and machine.awaited.until(moment()) <= self._sandbox.boot:
+                return _SOON
+            if self.waiting:
+                why = f"it has not answered in the {show(self._sandbox.boot)} since it was made"
+                return self._give_up(machine, f"{why}: {self.waiting}")
+            machine = machine._replace(awaited=None)
+        found = None if self._sandbox.shared else copy.load(self._book.root, self._sandbox.run)
+        path = copy.path(self._book.root) if found is not None else None
+        fault = remote.prepare(self._hand, machine, self._sandbox.setup, self._given(), path)
+        if fault:
+            machine = machine._replace(faults=machine.faults + 1)
+            if machine.faults >= _FAULTS:
+                return self._give_up(machine, f"it cannot be prepared: {fault}")
+            self._book.put(machine)
+            self._book.say("warning", f"{machine.name}: cannot be prepared: {fault}; trying again", WARNING, machine)
+            return self._sandbox.poll
+        ready = machine._replace(state=record.STARTING, extended=moment(), done=copy.done(found))
+        known = self._book.known.put(ready)
+        if machine.number > 1 and not self._sandbox.shared:
+            # What was spent after the copy is spent, though the worker that goes on from it knows nothing of it.
+            lost = max(0.0, known.spend - copy.spend(found))
+            known = known._replace(spend=known.spend - lost, spend_lost=known.spend_lost + lost)
+        self._hand.do("extend", machine)
+        return 0.0 if self._book.note(known, must=True) else self._sandbox.poll
+
+    def _start(self, machine: Machine) -> float:
+        """Have the worker started; from here on no state is put on the machine any more."""
+        renewed = not machine.renew or not remote.prepare(self._hand, machine, "", self._given(), None)
+        if not renewed or not remote.start(self._hand, machine):
+            self._look_at = clock.monotonic() + self._sandbox.poll
+            return self._act(machine, self._judge(machine, Seen(None, self._hand.state(machine))), None)
+        steps = self._book.known.steps
+        done = f"{steps['done']} of {steps['total']} steps done" if steps.get("total") else "no step done yet"
+        self._book.say("machine-started", f"{machine.name}: the run goes on there; {done}", NOTICE, machine)
+        fresh = machine._replace(state=record.WORKING, well=moment(), unanswered=0, awaited=None, renew=False)
+        self._book.put(fresh)
+        self._look_at = clock.monotonic() + _SOON
+        self._copier.drop()
+        self._to_copy = False
+        return _SOON
+
+    def _work(self, machine: Machine) -> float:
+        if clock.monotonic() >= self._look_at:
+            look = remote.look(self._hand, machine)
+            state = judge.RUNNING if look is not None else self._hand.state(machine)
+            self._look_at = clock.monotonic() + self._sandbox.poll
+            verdict = self._judge(machine, Seen(look, state))
+            wait = self._act(machine, verdict, look)
+            if verdict.action != judge.WAIT or look is None:
+                return wait
+            machine = self._book.known.machine or verdict.machine
+            self._to_copy = look.checkpoint or look.steps.get("done", 0) > 0
+        # In the same turn as a look, so that looks which take long do not crowd it out.
+        copy_at = self._copier.tend(machine, self._to_copy)
+        extended = machine.extended or machine.made
+        if self._hand.offers("extend") and extended.until(moment()) >= self._sandbox.extend_every:
+            self._extend(machine)
+        return max(0.0, min(self._look_at, copy_at) - clock.monotonic())
+
+    def _given(self) -> tuple[tuple[str, str], ...]:
+        folder = os.path.splitext(remote.CONFIG)[0] + ".d"
+        drop_ins = ((f"{folder}/{os.path.basename(here)}", here) for here in self._sandbox.drop_ins)
+        return ((remote.CONFIG, self._sandbox.config), *drop_ins, *self._sandbox.files)
+
+    def _judge(self, machine: Machine, seen: Seen) -> Verdict:
+        now = moment()
+        waited = machine.awaited.until(now) if machine.awaited is not None else math.inf
+        patience = {judge.ABSENT: 0.0, judge.STOPPED: _SETTLED}.get(seen.state, self._sandbox.boot)
+        if seen.look is None and waited < patience:
+            self._look_at = clock.monotonic() + _SOON
+            return Verdict(judge.WAIT, "", machine)
+        return judge.judge(machine, seen, self._sandbox.limits, now)
+
+    def _act(self, machine: Machine, verdict: Verdict, look: Look | None) -> float:
+        """Do what was decided about the machine."""
+        known, machine = self._book.known, verdict.machine
+        if look is not None:
+            machine = machine._replace(awaited=None)
+            known = known._replace(steps=look.steps or known.steps, spend=max(known.spend, look.spend or 0.0))
+        self._book.note(known.put(machine))
+        if verdict.action == judge.WAIT:
+            if verdict.why:
+                self._book.say("warning", f"{machine.name}: {verdict.why}; looking again", WARNING, machine)
+            return max(0.0, self._look_at - clock.monotonic())
+        if verdict.action == judge.FINISH:
+            return self.end(verdict.outcome, verdict.why)
+        if verdict.action == judge.REPLACE:
+            return self._give_up(machine, verdict.why)
+        if verdict.action == judge.RESUME:
+            return self._resume(machine, verdict.why)
+        assert look is not None
+        self._book.say("machine-restarted", f"{machine.name}: {verdict.why}; starting it again there", WARNING, machine)
+        if not remote.start_again(self._hand, machine, look):
+            return self._give_up(machine._replace(unanswered=1), f"{verdict.why}, and it cannot be started again there")
+        self._book.put(machine._replace(well=moment()))
+        self._look_at = clock.monotonic() + _SOON
+        return _SOON
+
+    def _resume(self, machine: Machine, why: str) -> float:
+        self._book.say("machine-resumed", f"{machine.name}: {why}; resuming it", WARNING, machine)
+        self._copier.drop()
+        answer = self._hand.do("resume", machine)
+        if not self._hand.offers("resume") or not answer.ok:
+            fault = answer.fault() if self._hand.offers("resume") else "the provider has no 'resume'"
+            return self._give_up(machine, f"{why}, and it cannot be resumed: {fault}")
+        self._hand.do("extend", machine)
+        now = moment()
+        self._book.put(machine._replace(well=now, awaited=now, extended=now))
+        self._look_at = clock.monotonic()
+        return 0.0
+
+    def _extend(self, machine: Machine) -> None:
+        answer = self._hand.do("extend", machine)
+        if not answer.ok:
+            self._book.say("warning", f"{machine.name}: cannot be extended: {answer.fault()}", WARNING, machine)
+        self._book.put(machine._replace(extended=moment()))
+
+    def _give_up(self, machine: Machine, why: str) -> float:
+        self._book.say("machine-left", f"{machine.name}: {why}; the run goes on elsewhere", ERROR, machine)
+        self._copier.drop()
+        self._book.put(machine._replace(state=record.LEAVING, why=why, fence=None))
+        return 0.0
+
+    def _leave(self, machine: Machine) -> float:
+        """See to it that the machine does not work on beside the next one."""
+        state = self._hand.state(machine)
+        if state in (judge.ABSENT, judge.STOPPED):
+            return self._left(machine, record.GONE if state == judge.ABSENT else record.PAUSED)
+        stopped = False
+        if not machine.unanswered and machine.fence is None:
+            stopped = remote.stop(self._hand, machine)
+            self.copy(machine)
+        paused = self._hand.offers("pause") and self._hand.do("pause", machine).ok
+        if paused or (stopped and not self._hand.offers("pause")):
+            return self._left(machine, record.PAUSED)
+        if machine.unanswered and not remote.knock(self._hand, machine):
+            self._book.say("machine-started", f"{machine.name}: it answers again; going on there", NOTICE, machine)
+            back = machine._replace(state=record.WORKING, unanswered=0, why="", fence=None, well=moment())
+            self._book.put(back)
+            return 0.0
+        now = moment()
+        if machine.fence is None:
+            machine = machine._replace(fence=now)
+            text = f"{machine.name}: can be neither reached nor paused, so its worker may be at work; waiting "
+            self._book.say("waiting", f"{text}{show(self._sandbox.fence)} before the next machine", ERROR, machine)
+            self._book.put(machine)
+        assert machine.fence is not None
+        left = self._sandbox.fence - machine.fence.until(now)
+        if left > 0:
+            return min(left, self._sandbox.poll)
+        text = f"{machine.name}: still neither reached nor paused; going on all the same: end it by hand"
+        self._book.say("warning", text, ERROR, machine)
+        return self._left(machine, record.LEFT)
+
+    def _left(self, machine: Machine, state: str) -> float:
+        self._book.put(machine._replace(state=state, fence=None))
+        return 0.0
