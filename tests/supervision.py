@@ -55,6 +55,7 @@ SYSTEMCTL = r"""
 case "$*" in
     *"start agent") echo "start ${disk##*/}" >>"$log"; : >"$disk/worker" ;;
     "disable --now"*) echo "pause ${disk##*/}" >>"$log"; rm -f "$disk/worker" ;;
+    *"reload agent") [ -e "$disk/worker" ] && echo "reload ${disk##*/}" >>"$log" ;;
     *"stop agent"*) rm -f "$disk/worker" ;;
     "show -P User"*) echo root ;;
     *show*) if [ -e "$disk/worker" ]; then echo ActiveState=active
@@ -96,7 +97,7 @@ import os, signal, sys
 from worker import cli, points
 from worker.supervise import life, remote
 remote._STAGE, remote.CONFIG, life._SOON = "stage", "etc/config.yaml", 0.0
-remote.CHECKPOINT = "checkpoint.json"
+remote.CHECKPOINT, remote._LAST_WORDS = "checkpoint.json", "last-words"
 left = [int(sys.argv[2])]
 def at(point):
     left[0] -= point == sys.argv[1]

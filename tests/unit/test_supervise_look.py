@@ -1,8 +1,49 @@
 """What a machine says of its worker, as it is read here: it may say anything."""
 
-from worker.supervise import remote
+import json
+
+import pytest
+
+from worker.supervise import judge, remote
 
 UNIT = "ActiveState=failed\nExecMainStatus=78\n"
+
+
+def look(words: str) -> judge.Look:
+    return remote.read(f"{UNIT}LastWords={words}\nso far, so good\n")
+
+
+def test_the_workers_last_words_are_why_it_ended() -> None:
+    """
+    On one line, printable, and cut where nobody would read on.
+    """
+    assert look(json.dumps([78, "gave-up", "/c.yaml:3:5: what", "", "its log"])).why == "/c.yaml:3:5: what"
+    assert look(json.dumps([78, "gave-up", "a\x1b[31m\nb"])).why == "a\\x1b[31m b"
+    long = look(json.dumps([78, "gave-up", "x" * 1_000_000])).why
+    assert long == "x" * 300 + " ..."
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "[",
+        "[" * 100_000,
+        "{}",
+        "78",
+        "[78]",
+        '[78, "gave-up", 1]',
+        '["78", "gave-up", "why"]',
+        '[70, "failed", "of an earlier end"]',
+        '[true, "failed", "why"]',
+    ],
+)
+def test_words_that_are_none_or_of_another_end_are_left_out(words: str) -> None:
+    """
+    The exit status is told all the same.
+    """
+    found = look(words)
+    assert (found.unit, found.exit, found.why) == ("failed", 78, "")
 
 
 def test_a_checkpoint_is_there_when_the_machine_says_so() -> None:

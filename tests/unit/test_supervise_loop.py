@@ -140,6 +140,19 @@ def test_an_end_for_good_is_the_supervisors_end_too(tmp_path: Path, code: int, s
     assert "mended" in (disk / "etc/config.yaml").read_text()
 
 
+def test_an_end_for_good_is_told_in_the_workers_own_words(tmp_path: Path) -> None:
+    """
+    In the last line, and by --status; nobody has to look for them on the machine.
+    """
+    what = "/etc/agent/config.yaml:3:5: tasks[0].rnu: unknown key 'rnu'"
+    words = json.dumps([78, "gave-up", f"{what} (and 2 more)", "", "its\nlast\nlines"])
+    world = World(tmp_path / "w", f"ends failed 78; cat >last-words <<'END'\n{words}\nEND\n")
+    assert world.supervise() == 78
+    assert f"job: configuration (exit status 78: {what} (and 2 more))" in world.said
+    shown = subprocess.run([*world.command(), "--status"], cwd=SOURCE, capture_output=True, text=True, check=True)
+    assert what in shown.stdout
+
+
 def test_somebody_is_told_once_of_an_end_that_is_not_well(tmp_path: Path) -> None:
     """
     With what and why; an end that is met again is not told again, a good one not at all.

@@ -31,6 +31,7 @@ class Look(NamedTuple):
     exit: int = 0  # how the unit's last process ended
     steps: dict[str, int] = {}  # noqa: RUF012 - counts by state; never changed in place
     spend: float | None = None  # what the run has spent in all
+    why: str = ""  # the worker's own last words, if it ended with that status
     checkpoint: bool = False  # there is one to be copied
 
 
@@ -140,5 +141,5 @@ def _outcome(look: Look) -> str:
 
 def _how(look: Look) -> str:
     if look.unit == "failed":
-        return f"exit status {look.exit}"
+        return f"exit status {look.exit}{f': {look.why}' if look.why else ''}"
     return look.status or f"unit {look.unit or 'unknown'}"

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from worker import files
+from worker.signs import printable
 from worker.supervise.command import Answer
 from worker.supervise.judge import Look
 from worker.supervise.provider import Hand
@@ -20,10 +21,12 @@ from worker.supervise.record import Machine
 
 CONFIG = "/etc/agent/config.yaml"
 CHECKPOINT = "/var/lib/agent/checkpoint.json"
+_LAST_WORDS = "/var/lib/agent/last-words"
 _STAGE = "/var/lib/agent-supervise"  # not in a folder where others could have put one of that name
 _LAST = "so far, so good"
 # What a machine says is larger than that is nonsense.
 _TOO_MUCH, _DIGITS, _WORD = 1e18, 9, re.compile("[a-z-]{1,40}")
+_WHY_MAX = 300
 _PATH = "PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin; export PATH\n"
 
 # A PID 1 that does not answer is a machine that does not.
@@ -31,6 +34,7 @@ _LOOK = """\
 unit=$(timeout 10 systemctl show agent -p ActiveState -p ExecMainStatus) || exit 1
 echo "$unit"
 [ ! -e "$checkpoint" ] || echo Checkpoint=there
+case $unit in *=failed*) printf 'LastWords=%s\\n' "$(head -c 65536 "$words" 2>/dev/null | tr '\\n' ' ')" ;; esac
 timeout 10 agentctl status --json
 """
 _READY = """\
@@ -64,29 +68,46 @@ def knock(hand: Hand, machine: Machine) -> str:
 
 def look(hand: Hand, machine: Machine) -> Look | None:
     """Return what the machine says of its worker, or None if it does not answer."""
-    answer = _run(hand, machine, _define(checkpoint=CHECKPOINT) + _LOOK, "look")
+    answer = _run(hand, machine, _define(checkpoint=CHECKPOINT, words=_LAST_WORDS) + _LOOK, "look")
     return read(answer.output) if answer.ok else None
 
 
 def read(output: str) -> Look:
     """Return the look that a script has printed."""
     unit = dict(re.findall(r"^(ActiveState|ExecMainStatus|Checkpoint)=(\S*)$", output, re.MULTILINE))
+    words = re.search(r"^LastWords=(.*)$", output, re.MULTILINE)
     shown = re.search(r"^\{$.*^\}$", output, re.MULTILINE | re.DOTALL)
     found: Any = None
     if shown:
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(shown[0])
     code = unit.get("ExecMainStatus", "")
+    status = int(code) if code.isdecimal() and len(code) <= _DIGITS else 0
     return Look(
         worker=_word(_in(found, "worker", "state")),
         status=_word(_in(found, "status")),
         sign_age=_number(_in(found, "last_sign_age")),
         unit=unit.get("ActiveState", ""),
-        exit=int(code) if code.isdecimal() and len(code) <= _DIGITS else 0,
+        exit=status,
+        why=_why(words[1] if words else "", status),
         checkpoint="Checkpoint" in unit,
         steps=_counts(_in(found, "steps")),
         spend=_number(_in(found, "budget", "spend", "used")),
     )
+
+
+def _why(said: str, status: int) -> str:
+    """Return the reason that a worker has left word of (worker/alert.py), if it ended with this exit status."""
+    words: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
+        words = json.loads(said)
+    if not isinstance(words, list) or len(words) < len(("status", "kind", "cause")):
+        return ""
+    code, _kind, cause = words[:3]
+    if type(code) is not int or code != status or not isinstance(cause, str):
+        return ""
+    why = " ".join(cause[: 2 * _WHY_MAX].split())
+    return printable(why if len(why) <= _WHY_MAX else f"{why[:_WHY_MAX]} ...")
 
 
 def _in(found: Any, *names: str) -> Any:
