@@ -240,19 +240,6 @@ def test_a_machine_that_cannot_be_prepared_is_left_and_setup_runs_on_the_next(tm
     assert world.words() == "create1 pause1 create2 put2 start2 pause2"
 
 
-def test_what_the_list_is_made_of_goes_to_the_machine(tmp_path: Path) -> None:
-    """
-    The drop-ins beside it as well: without them it would be another run than the one that was checked here.
-    """
-    world = World(tmp_path / "w", DONE)
-    more = world.root / "job.d/more.yaml"
-    more.parent.mkdir()
-    more.write_text("tasks:\n  - {id: b, run: 'true'}\n")
-    assert world.supervise() == 0, world.said
-    (there,) = (world.root / "disks").glob("*/etc/config.d/more.yaml")
-    assert there.read_bytes() == more.read_bytes()
-
-
 def test_results_are_fetched_and_a_machine_can_be_kept(tmp_path: Path) -> None:
     """
     at_end: keep leaves it running.

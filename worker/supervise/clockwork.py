@@ -5,6 +5,7 @@ that runs beside has been heard.
 """
 
 import math
+import os
 import signal
 
 from worker import clock
@@ -22,7 +23,10 @@ class Clockwork:
     def __init__(self, notifier: Notifier) -> None:
         self._notifier = notifier
         self.events = Events()
-        self._signals = Signals(self.events, (signal.SIGTERM, signal.SIGINT), self._stop)
+        self.reload = False  # the files are to be read again
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        self._signals = Signals(self.events, numbers, self._hear)
+        self._terminal = _on_terminal()
         self._stopping = False
         self._woken = False
         self._ping_at = -math.inf
@@ -54,5 +58,14 @@ class Clockwork:
             self.idle()
         self._woken = False
 
-    def _stop(self, _number: int) -> None:
-        self._stopping = True
+    def _hear(self, number: int) -> None:
+        """Take a signal.  SIGHUP is `systemctl reload`, or else a terminal that is gone."""
+        if number != signal.SIGHUP or (self._terminal and not _on_terminal()):
+            self._stopping = True
+        else:
+            self.reload = True
+            self.wake()
+
+
+def _on_terminal() -> bool:
+    return any(os.isatty(fd) for fd in range(3))

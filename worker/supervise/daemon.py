@@ -9,12 +9,13 @@ from worker import alert, folder, journal, ping
 from worker.alert import Alert
 from worker.errors import OK, WORK_LEFT, AgentError, ConfigError, StateError
 from worker.journal import ERROR, NOTICE, Journal
-from worker.supervise import copy, record, sandbox
+from worker.supervise import copy, parcel, record, sandbox
 from worker.supervise.book import Book
 from worker.supervise.clockwork import Clockwork, Stopped
 from worker.supervise.command import Runner
 from worker.supervise.copier import Copier
 from worker.supervise.loop import Supervisor
+from worker.supervise.parcel import Item
 from worker.supervise.provider import Hand, passed_on
 from worker.supervise.record import Record, moment
 from worker.supervise.sandbox import Sandbox
@@ -33,7 +34,7 @@ def run(path: str, state_folder: Callable[[str], str], environ: Mapping[str, str
     try:
         settings = sandbox.load(path)
         log = Journal(settings.run, send)
-        return _supervise(settings, _make(state_folder(settings.name)), log, environ)
+        return _supervise(path, settings, _make(state_folder(settings.name)), log, environ)
     except ConfigError as exc:
         for problem in exc.problems:
             log.event("warning", str(problem), priority=ERROR)
@@ -43,7 +44,7 @@ def run(path: str, state_folder: Callable[[str], str], environ: Mapping[str, str
         return exc.exit_status
 
 
-def _supervise(settings: Sandbox, root: str, log: Journal, environ: Mapping[str, str]) -> int:
+def _supervise(path: str, settings: Sandbox, root: str, log: Journal, environ: Mapping[str, str]) -> int:
     folder.lock(root)  # until the process ends
     notifier = Notifier(environ, log.warning)
     clockwork = Clockwork(notifier)
@@ -54,16 +55,22 @@ def _supervise(settings: Sandbox, root: str, log: Journal, environ: Mapping[str,
         book = Book(root, _record(settings, root), log)
         if not settings.shared:
             copy.load(root, settings.run)
-        hand = Hand(settings.provider, runner, environ)
-        copier = Copier(settings, hand, beside, clockwork, book)
+        given = parcel.pack(root, settings)
         notifier.ready("looking")
-        news = not (known.concluded and known.outcome == "done")
+        news = not (book.known.concluded and book.known.outcome == "done")
         if news:
             _ping("start", settings.contact.ping.start, runner, environ, log)
-        try:
-            status = Supervisor(settings, hand, copier, book, clockwork, notifier).work()
-        finally:
-            copier.drop()
+        status = None
+        while status is None:
+            hand = Hand(settings.provider, runner, environ)
+            copier = Copier(settings, hand, beside, clockwork, book)
+            try:
+                status = Supervisor(settings, given, hand, copier, book, clockwork, notifier).work()
+            finally:
+                copier.drop()
+            if status is None:
+                clockwork.reload = False
+                settings, given = _read_again(path, settings, given, root, log, notifier)
         if status == OK and news:
             _ping("finish", settings.contact.ping.finish, runner, environ, log)
         elif status != OK:
@@ -74,6 +81,26 @@ def _supervise(settings: Sandbox, root: str, log: Journal, environ: Mapping[str,
         return WORK_LEFT
     finally:
         clockwork.close()
+
+
+def _read_again(
+    path: str, settings: Sandbox, given: tuple[Item, ...], root: str, log: Journal, notifier: Notifier
+) -> tuple[Sandbox, tuple[Item, ...]]:
+    """Return what the files say now; if that is wrong, say so in one line and return what they said before."""
+    notifier.reloading()
+    try:
+        found = sandbox.load(path)
+        for name, what in (("name", "the name"), ("run", "the run"), ("shared", "where the ledger is")):
+            if getattr(found, name) != getattr(settings, name):
+                raise StateError(f"{path}: {what} cannot change while the run is kept alive")
+        settings, given = found, parcel.pack(root, found)
+        log.event("reloaded", f"{path}: read again", priority=NOTICE)
+    except AgentError as exc:
+        first, *more = str(exc).split("\n")
+        others = f" (and {len(more)} more)" if more else ""
+        log.event("reloaded", f"{first}{others}; nothing is changed", priority=ERROR)
+    notifier.ready("looking")
+    return settings, given
 
 
 def _tell(

@@ -6,17 +6,17 @@ Every turn starts from the record, so it makes no difference whether this proces
 """
 
 import math
-import os
 import re
 from collections.abc import Callable
 
 from worker import clock
 from worker.errors import quote
 from worker.journal import ERROR, NOTICE, WARNING
-from worker.supervise import copy, judge, record, remote
+from worker.supervise import copy, judge, parcel, record, remote
 from worker.supervise.book import Book
 from worker.supervise.copier import Copier
 from worker.supervise.judge import Look, Seen, Verdict
+from worker.supervise.parcel import Item
 from worker.supervise.provider import Hand
 from worker.supervise.record import Machine, moment
 from worker.supervise.sandbox import Sandbox
@@ -33,13 +33,16 @@ _ID = re.compile(r"[!-,.-~][!-~]{0,254}")
 class Life:
     """What is done about the machine that has the run; `turn` returns how long to wait before the next one."""
 
-    def __init__(self, sandbox: Sandbox, hand: Hand, copier: Copier, book: Book) -> None:
+    def __init__(self, sandbox: Sandbox, given: tuple[Item, ...], hand: Hand, copier: Copier, book: Book) -> None:
         self._sandbox = sandbox
+        self._files = [(item.there, item.here) for item in given]
+        self._marks = parcel.marks(given)
         self._hand = hand
         self._copier = copier
         self._book = book
         self._look_at = -math.inf
         self._to_copy = False  # the machine has a checkpoint by now
+        self._not_taken = ""  # why a machine did not take the changed list
         self.waiting = ""  # why a machine that boots does not answer yet
         self._turns: dict[str, Callable[[Machine], float]] = {
             record.CREATING: self._create,
@@ -119,7 +122,7 @@ class Life:
             machine = machine._replace(awaited=None)
         found = None if self._sandbox.shared else copy.load(self._book.root, self._sandbox.run)
         path = copy.path(self._book.root) if found is not None else None
-        fault = remote.prepare(self._hand, machine, self._sandbox.setup, self._given(), path)
+        fault = remote.prepare(self._hand, machine, self._sandbox.setup, self._files, path)
         if fault:
             machine = machine._replace(faults=machine.faults + 1)
             if machine.faults >= _FAULTS:
@@ -127,7 +130,7 @@ class Life:
             self._book.put(machine)
             self._book.say("warning", f"{machine.name}: cannot be prepared: {fault}; trying again", WARNING, machine)
             return self._sandbox.poll
-        ready = machine._replace(state=record.STARTING, extended=moment(), done=copy.done(found))
+        ready = machine._replace(state=record.STARTING, extended=moment(), done=copy.done(found), given=self._marks)
         known = self._book.known.put(ready)
         if machine.number > 1 and not self._sandbox.shared:
             # What was spent after the copy is spent, though the worker that goes on from it knows nothing of it.
@@ -138,25 +141,32 @@ class Life:
 
     def _start(self, machine: Machine) -> float:
         """Have the worker started; from here on no state is put on the machine any more."""
-        renewed = not machine.renew or not remote.prepare(self._hand, machine, "", self._given(), None)
-        if not renewed or not remote.start(self._hand, machine):
+        changed = machine.given != self._marks
+        fault = self._renew(machine) if changed else ""
+        if fault or not remote.start(self._hand, machine, reload=changed):
             self._look_at = clock.monotonic() + self._sandbox.poll
             return self._act(machine, self._judge(machine, Seen(None, self._hand.state(machine))), None)
         steps = self._book.known.steps
         done = f"{steps['done']} of {steps['total']} steps done" if steps.get("total") else "no step done yet"
         self._book.say("machine-started", f"{machine.name}: the run goes on there; {done}", NOTICE, machine)
-        fresh = machine._replace(state=record.WORKING, well=moment(), unanswered=0, awaited=None, renew=False)
+        fresh = machine._replace(state=record.WORKING, well=moment(), unanswered=0, awaited=None, given=self._marks)
         self._book.put(fresh)
         self._look_at = clock.monotonic() + _SOON
         self._copier.drop()
         self._to_copy = False
         return _SOON
 
+    def _renew(self, machine: Machine) -> str:
+        """Put the list as it is now in the place of what the machine was given; return "" or what went wrong."""
+        return remote.renew(self._hand, machine, self._files, parcel.dropped(machine.given, self._marks))
+
     def _work(self, machine: Machine) -> float:
         if clock.monotonic() >= self._look_at:
             look = remote.look(self._hand, machine)
             state = judge.RUNNING if look is not None else self._hand.state(machine)
             self._look_at = clock.monotonic() + self._sandbox.poll
+            if look is not None and machine.given != self._marks and self._hand_over(machine):
+                return _SOON
             verdict = self._judge(machine, Seen(look, state))
             wait = self._act(machine, verdict, look)
             if verdict.action != judge.WAIT or look is None:
@@ -170,10 +180,23 @@ class Life:
             self._extend(machine)
         return max(0.0, min(self._look_at, copy_at) - clock.monotonic())
 
-    def _given(self) -> tuple[tuple[str, str], ...]:
-        folder = os.path.splitext(remote.CONFIG)[0] + ".d"
-        drop_ins = ((f"{folder}/{os.path.basename(here)}", here) for here in self._sandbox.drop_ins)
-        return ((remote.CONFIG, self._sandbox.config), *drop_ins, *self._sandbox.files)
+    def _hand_over(self, machine: Machine) -> bool:
+        """Have a machine at work take a changed list, before anything is decided by what came of the old one."""
+        fault = self._renew(machine)
+        if not fault and not remote.start(self._hand, machine, reload=True):
+            fault = "it does not do what it is told"
+        if fault:
+            if fault != self._not_taken:
+                text = f"{machine.name}: the changed list cannot be put there: {fault}; trying again"
+                self._book.say("warning", text, WARNING, machine)
+            self._not_taken = fault
+            return False
+        self._not_taken = ""
+        text = f"{machine.name}: the changed list is there, and its worker reads it"
+        self._book.say("reloaded", text, NOTICE, machine)
+        self._book.put(machine._replace(given=self._marks, well=moment(), unanswered=0, awaited=None))
+        self._look_at = clock.monotonic() + _SOON
+        return True
 
     def _judge(self, machine: Machine, seen: Seen) -> Verdict:
         now = moment()

@@ -8,11 +8,12 @@ one before it made the last one.
 from worker import alert, clock
 from worker.errors import CONFIG, OK, OUT_OF_BUDGET, STEP_FAILED
 from worker.journal import ERROR, INFO, NOTICE, WARNING
-from worker.supervise import judge, record, remote
+from worker.supervise import judge, parcel, record, remote
 from worker.supervise.book import Book
 from worker.supervise.clockwork import Clockwork
 from worker.supervise.copier import Copier
 from worker.supervise.life import BACK_OFF_MAX, Life
+from worker.supervise.parcel import Item
 from worker.supervise.provider import Hand
 from worker.supervise.record import moment
 from worker.supervise.sandbox import Sandbox
@@ -24,26 +25,32 @@ _LAST_TRIES = 5  # at what is to be had at the end
 
 
 class Supervisor:
-    """One run, kept alive."""
+    """One run, kept alive, by one reading of its files."""
 
     def __init__(
-        self, sandbox: Sandbox, hand: Hand, copier: Copier, book: Book, clockwork: Clockwork,
+        self, sandbox: Sandbox, given: tuple[Item, ...], hand: Hand, copier: Copier, book: Book, clockwork: Clockwork,
         notifier: Notifier,
     ) -> None:  # fmt: skip
         self._sandbox = sandbox
+        self._given = parcel.marks(given)
         self._hand = hand
         self._book = book
         self._clockwork = clockwork
         self._notifier = notifier
-        self._life = Life(sandbox, hand, copier, book)
+        self._life = Life(sandbox, given, hand, copier, book)
         self._last_tries = 0
 
-    def work(self) -> int:
-        """Keep the run alive until it has ended or a budget is spent; return the exit status."""
+    def work(self) -> int | None:
+        """Keep the run alive until it has ended or a budget is spent; return the exit status.
+
+        None: the files are to be read again, and gone on with from the record.
+        """
         self._revive()
         while not self._book.known.concluded:
             self._notifier.status(self._summary(), clock.monotonic())
             self._clockwork.wait(self._turn())
+            if self._clockwork.reload:
+                return None
         assert self._book.known.outcome is not None
         return EXIT[self._book.known.outcome]
 
@@ -98,11 +105,13 @@ class Supervisor:
 
     def _revive(self) -> None:
         """Go on after an end that need not be the last one: a budget raised, a list mended."""
-        known = self._book.known
+        known, changed = self._book.known, self._changed()
         if not known.concluded:
+            if known.outcome is not None and changed:  # that was the end of the list before
+                self._book.note(known._replace(outcome=None, why=""))
             return
         spent = judge.spent(self._sandbox.budget, known, moment()) if known.outcome == "out-of-budget" else ""
-        if known.outcome == "done" or spent:
+        if (known.outcome == "done" and not changed) or spent:
             self._book.say("nothing-to-do", f"{known.run}: {known.outcome} ({spent or known.why})", INFO)
             return
         alert.forget_told(self._book.root)
@@ -111,8 +120,14 @@ class Supervisor:
         if last is not None and last.state == record.PAUSED and last.why in EXIT:
             now = moment()
             fresh = last._replace(state=record.STARTING, why="", well=now, restarts=0, resumes=0, unanswered=0)
-            known = known.put(fresh._replace(renew=True))
+            known = known.put(fresh)
         self._book.known = known
+
+    def _changed(self) -> bool:
+        """Return whether the list is another one than the last machine was given."""
+        last = self._book.known.machines[-1] if self._book.known.machines else None
+        before = parcel.of_list(last.given) if last is not None else ()
+        return bool(before) and before != parcel.of_list(self._given)
 
     # -- helpers
 

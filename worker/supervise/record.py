@@ -62,7 +62,7 @@ class Machine(NamedTuple):
     resumes: int = 0  # since it was last well
     restarts: int = 0  # since a step was last done there
     faults: int = 0  # times that it could not be prepared
-    renew: bool = False  # it is to have the list as it is now, before its worker is started again
+    given: tuple[tuple[str, str], ...] = ()  # what was put on it: paths there, and digests
     done: int = 0  # steps of the run, the most that were seen; at first, those that it goes on from
     awaited: Moment | None = None  # since when it is to boot, and may be silent
     extended: Moment | None = None
@@ -144,5 +144,7 @@ _MOMENTS = ("made", "well", "awaited", "extended", "fence")
 
 
 def _machine(entry: dict[str, Any]) -> Machine:
-    moments = {name: Moment(*entry[name]) for name in _MOMENTS if entry.get(name)}
-    return Machine(**{name: value for name, value in entry.items() if name in Machine._fields} | moments)
+    known: dict[str, Any] = {name: value for name, value in entry.items() if name in Machine._fields}
+    known |= {name: Moment(*entry[name]) for name in _MOMENTS if entry.get(name)}
+    known["given"] = tuple((str(there), str(digest)) for there, digest in entry.get("given", ()))
+    return Machine(**known)

@@ -19,6 +19,8 @@ from worker.supervise.judge import Look
 from worker.supervise.provider import Hand
 from worker.supervise.record import Machine
 
+Given = Iterable[tuple[str, str]]  # paths there, paths here
+
 CONFIG = "/etc/agent/config.yaml"
 CHECKPOINT = "/var/lib/agent/checkpoint.json"
 _LAST_WORDS = "/var/lib/agent/last-words"
@@ -40,8 +42,8 @@ timeout 10 agentctl status --json
 _READY = """\
 command -v agentctl >/dev/null || { echo 'the agent is not installed there' >&2; exit 1; }
 systemctl stop agent.path agent || exit 1
-(umask 077; mkdir -p "$stage") || exit 1
 """
+_MAKE_STAGE = '(umask 077; mkdir -p "$stage") || exit 1\n'
 # The worker reads its files and does not write them.
 _PLACE = """\
 user=$(systemctl show -P User agent)
@@ -57,6 +59,7 @@ systemctl reset-failed agent 2>/dev/null
 systemctl start agent
 """
 _STOP = "systemctl stop agent || exit 1\n"
+_RELOAD = "systemctl reload agent 2>/dev/null\n"  # one that is not at work has only to be started
 _KILL = "systemctl kill --kill-whom=main --signal=KILL agent\n"
 
 
@@ -131,7 +134,7 @@ def _counts(value: Any) -> dict[str, int]:
     return {name: count for name, count in counts if type(count) is int and 0 <= count < _TOO_MUCH}
 
 
-def prepare(hand: Hand, machine: Machine, setup: str, given: Iterable[tuple[str, str]], checkpoint: str | None) -> str:
+def prepare(hand: Hand, machine: Machine, setup: str, given: Given, checkpoint: str | None) -> str:
     """Put everything on the machine that the worker needs, and start nothing; return "" or what went wrong.
 
     `given` are (path there, path here); `checkpoint`, if there is one, is what the worker goes on from.
@@ -140,16 +143,12 @@ def prepare(hand: Hand, machine: Machine, setup: str, given: Iterable[tuple[str,
         answer = _run(hand, machine, f"(\n{setup}\n) || exit 1\n", "setup")
         if not answer.ok:
             return f"setup: {answer.fault()}"
-    answer = _run(hand, machine, _define(stage=_STAGE) + _READY)
+    answer = _run(hand, machine, _define(stage=_STAGE) + _READY + _MAKE_STAGE)
     if not answer.ok:
         return answer.fault()
-    script = _PLACE
-    for number, (there, here) in enumerate(given):
-        staged = f"{_STAGE}/{number}"
-        answer = hand.put(machine, here, staged)
-        if not answer.ok:
-            return f"put {here}: {answer.fault()}"
-        script += f"place {staged} {shlex.quote(there)} || exit 1\n"
+    script, fault = _put(hand, machine, given)
+    if fault:
+        return fault
     if checkpoint is not None:
         staged = f"{_STAGE}/checkpoint.json"
         answer = hand.put(machine, checkpoint, staged)
@@ -161,12 +160,40 @@ def prepare(hand: Hand, machine: Machine, setup: str, given: Iterable[tuple[str,
     return "" if answer.ok else answer.fault()
 
 
-def start(hand: Hand, machine: Machine) -> bool:
+def renew(hand: Hand, machine: Machine, given: Given, dropped: Iterable[str]) -> str:
+    """Put what is given there now in its place, beside a worker that may be at work; return "" or what went wrong.
+
+    `dropped` are paths there that are to be no more.
+    """
+    answer = _run(hand, machine, _define(stage=_STAGE) + _MAKE_STAGE)
+    if not answer.ok:
+        return answer.fault()
+    script, fault = _put(hand, machine, given)
+    if fault:
+        return fault
+    script += "".join(f"rm -f {shlex.quote(there)} || exit 1\n" for there in dropped)
+    answer = _run(hand, machine, script)
+    return "" if answer.ok else answer.fault()
+
+
+def _put(hand: Hand, machine: Machine, given: Given) -> tuple[str, str]:
+    """Bring files to the machine; return a script that gives them their places, and what went wrong."""
+    script = _PLACE
+    for number, (there, here) in enumerate(given):
+        staged = f"{_STAGE}/{number}"
+        answer = hand.put(machine, here, staged)
+        if not answer.ok:
+            return "", f"put {here}: {answer.fault()}"
+        script += f"place {staged} {shlex.quote(there)} || exit 1\n"
+    return script, ""
+
+
+def start(hand: Hand, machine: Machine, reload: bool = False) -> bool:
     """Have the worker started, also at the next boot; return whether the machine did as it was told.
 
-    Whether the worker has come to work is another question: look.
+    With `reload` one that is at work reads its list again.  Whether it has come to work is another question: look.
     """
-    return _run(hand, machine, _START).ok
+    return _run(hand, machine, (_RELOAD if reload else "") + _START).ok
 
 
 def start_again(hand: Hand, machine: Machine, seen: Look) -> bool:

@@ -1,0 +1,100 @@
+"""The list that a supervised run works through: what of it reaches which machine, and when."""
+
+import signal
+import subprocess
+from pathlib import Path
+from typing import IO
+
+from tests.supervision import DONE, SOURCE, TWO_MACHINES, World
+
+MENDED = "run: job\ntasks:\n  - {id: mended, run: 'true'}\n"
+WAITS = "if grep -q mended etc/config.yaml; then ends done; fi\n"
+
+
+def test_what_the_list_is_made_of_goes_to_the_machine(tmp_path: Path) -> None:
+    """
+    The drop-ins beside it as well: without them it would be another run than the one that was checked here.
+    """
+    world = World(tmp_path / "w", DONE)
+    more = world.root / "job.d/more.yaml"
+    more.parent.mkdir()
+    more.write_text("tasks:\n  - {id: b, run: 'true'}\n")
+    assert world.supervise() == 0, world.said
+    (there,) = (world.root / "disks").glob("*/etc/config.d/more.yaml")
+    assert there.read_bytes() == more.read_bytes()
+
+
+def test_a_changed_list_reaches_the_machine_at_work_by_a_reload_if_it_is_sound(tmp_path: Path) -> None:
+    """
+    With its drop-ins, of which one is no more; what is wrong with it is one line, and changes nothing.
+    """
+    world = World(tmp_path / "w", WAITS)
+    (world.root / "job.d").mkdir()
+    old, new = world.root / "job.d/old.yaml", world.root / "job.d/new.yaml"
+    old.write_text("tasks:\n  - {id: old, run: 'true'}\n")
+    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr is not None
+        said = read_until(first.stderr, "the run goes on there")
+        for wrong, why in ((MENDED.replace("id:", "di:"), "job.yaml:3:"), (MENDED.replace("job", "other"), "the run")):
+            (world.root / "job.yaml").write_text(wrong)
+            first.send_signal(signal.SIGHUP)
+            said = read_until(first.stderr, "nothing is changed")
+            assert why in said[-1] and len(said) == 1, said
+        assert world.words() == "create1 put1 put1 start1"
+        old.rename(new)
+        (world.root / "job.yaml").write_text(MENDED)
+        first.send_signal(signal.SIGHUP)
+        read_until(first.stderr, "the changed list is there, and its worker reads it")
+        assert first.wait() == 0
+    assert world.words() == "create1 put1 put1 start1 put1 put1 reload1 start1 pause1"
+    assert [path.name for path in (world.root / "disks").glob("*/etc/config.d/*")] == ["new.yaml"]
+
+
+def test_a_list_that_changed_while_there_was_no_supervisor_reaches_the_machine_once(tmp_path: Path) -> None:
+    """
+    Also if the supervisor is killed before it could write down that it has been there.
+    """
+    world = World(tmp_path / "w", WAITS)
+    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr is not None
+        read_until(first.stderr, "the run goes on there")
+        first.terminate()
+    (world.root / "job.yaml").write_text(MENDED)
+    before = len(world.calls())
+    (world.root / "fatal").write_text(str(2 * (before + 5)))  # after the start of the worker there
+    assert world.supervise() == -signal.SIGKILL
+    assert world.words() == "create1 put1 start1 put1 reload1 start1"
+    assert world.supervise() == 0, world.said
+    assert world.words() == "create1 put1 start1 put1 reload1 start1 put1 start1 pause1"
+
+
+def test_a_run_that_is_done_goes_on_there_when_its_list_has_grown(tmp_path: Path) -> None:
+    """
+    As with the worker itself; a start with the same list has nothing to do.
+    """
+    world = World(tmp_path / "w", DONE)
+    assert world.supervise() == 0, world.said
+    assert world.supervise() == 0
+    assert world.words() == "create1 put1 start1 pause1"
+    (world.root / "job.yaml").write_text(MENDED)
+    assert world.supervise() == 0, world.said
+    assert world.words() == "create1 put1 start1 pause1 resume1 put1 start1 pause1"
+
+
+def test_a_list_that_somebody_is_writing_reaches_no_machine(tmp_path: Path) -> None:
+    """
+    A new machine gets the list that was checked, until a reload or a start has checked another one.
+    """
+    world = World(tmp_path / "w", f'echo "tasks: [" >"$disk/../../job.yaml"\n{TWO_MACHINES}')
+    assert world.supervise() == 0, world.said
+    assert [path.read_text().count("id: a") for path in (world.root / "disks").glob("*/etc/config.yaml")] == [1, 1]
+
+
+def read_until(stream: IO[str], text: str) -> list[str]:
+    """Return the lines up to the first one that has this text in it."""
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if text in line:
+            return lines
+    raise AssertionError(f"{text!r} was not said: {lines}")
