@@ -1,5 +1,6 @@
 """The list that a supervised run works through: what of it reaches which machine, and when."""
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -88,6 +89,22 @@ def test_a_list_that_somebody_is_writing_reaches_no_machine(tmp_path: Path) -> N
     world = World(tmp_path / "w", f'echo "tasks: [" >"$disk/../../job.yaml"\n{TWO_MACHINES}')
     assert world.supervise() == 0, world.said
     assert [path.read_text().count("id: a") for path in (world.root / "disks").glob("*/etc/config.yaml")] == [1, 1]
+
+
+def test_a_terminal_that_is_closed_ends_the_supervisor_in_order(tmp_path: Path) -> None:
+    """
+    Then SIGHUP asks for no reload: nobody would know of a supervisor that goes on.
+    """
+    world = World(tmp_path / "w", WAITS)
+    ours, theirs = os.openpty()
+    on_terminal = ["setsid", "--ctty", *world.command()]
+    with subprocess.Popen(on_terminal, cwd=SOURCE, stdin=theirs, stderr=subprocess.PIPE, text=True) as first:
+        os.close(theirs)
+        assert first.stderr is not None
+        read_until(first.stderr, "the run goes on there")
+        os.close(ours)
+        assert "its machines go on" in read_until(first.stderr, "the supervisor ends")[-1]
+        assert first.wait() == 75
 
 
 def read_until(stream: IO[str], text: str) -> list[str]:
