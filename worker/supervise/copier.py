@@ -11,7 +11,7 @@ from worker.journal import INFO, WARNING
 from worker.supervise import copy, remote
 from worker.supervise.book import Book
 from worker.supervise.clockwork import Clockwork
-from worker.supervise.command import Answer, Runner, Running
+from worker.supervise.command import Runner, Running
 from worker.supervise.provider import Hand
 from worker.supervise.record import Machine
 from worker.supervise.sandbox import Sandbox
@@ -27,7 +27,7 @@ class Copier:
         self._runner = runner
         self._clockwork = clockwork
         self._book = book
-        self._under_way: Running | None = None
+        self._under_way: tuple[Running, Machine] | None = None
         self._due = -math.inf
         self._fault = ""
 
@@ -37,21 +37,21 @@ class Copier:
         `there`: the machine has a checkpoint by now.
         """
         if self._under_way is not None:
-            answer = self._under_way.answer()
-            if answer is None:
-                return self._under_way.until
-            self._under_way = None
-            self._take_in(machine, answer)
+            running, _whose = self._under_way
+            if running.answer() is None:
+                return running.until
+            self._take_in()
         if self._sandbox.shared or not there:
             return math.inf
         if clock.monotonic() < self._due:
             return self._due
         self._due = clock.monotonic() + self._sandbox.copy_every
         incoming = copy.expect(self._book.root)
-        self._under_way = self._hand.get_beside(
+        running = self._hand.get_beside(
             machine, remote.CHECKPOINT, incoming, self._runner, self._clockwork.events, self._clockwork.wake
         )
-        return self._under_way.until
+        self._under_way = running, machine
+        return running.until
 
     def take(self, machine: Machine, there: bool) -> bool:
         """Take a copy at once, and return whether it is here.  What goes wrong is said if there is one to be had."""
@@ -69,14 +69,23 @@ class Copier:
         return not fault
 
     def drop(self) -> None:
-        """End what is under way, and let the next one be due at once."""
+        """End what is under way, and let the next one be due at once.  What has come by now is taken in."""
         if self._under_way is not None:
-            self._under_way.end()
-            self._under_way = None
-            copy.drop(self._book.root)
+            running, _whose = self._under_way
+            if running.answer() is None:
+                running.end()
+                self._under_way = None
+                copy.drop(self._book.root)
+            else:
+                self._take_in()
         self._due = -math.inf
 
-    def _take_in(self, machine: Machine, answer: Answer) -> None:
+    def _take_in(self) -> None:
+        """Let the copy be what has come, or say why not."""
+        assert self._under_way is not None
+        (running, machine), self._under_way = self._under_way, None
+        answer = running.answer()
+        assert answer is not None
         fault = copy.keep(self._book.root, self._sandbox.run) if answer.ok else answer.fault()
         copy.drop(self._book.root)
         self._say(machine, fault)

@@ -5,7 +5,7 @@
              the supervisor, was killed.  What it prints last is the machine's id; its name if it prints nothing
     exec     runs a program there: `sh` is added to it, which gets a script on standard input; or the script
              stands where {script} stands
-    put get  copy {local} to {remote} and back, as the machine's root would
+    put get  copy {local} to {remote} and back, as the machine's root would; one `get` may run beside other commands
     resume   starts a stopped machine again; extend: lets it live longer; pause: stops it, with its disk kept
 
 A list is a program and its arguments, in which {id} stands for the id; text is for /bin/sh, which finds it in $id.
