@@ -57,15 +57,16 @@ def _supervise(path: str, settings: Sandbox, root: str, log: Journal, environ: M
             copy.load(root, settings.run)
         given = parcel.pack(root, settings)
         notifier.ready("looking")
-        news = not (book.known.concluded and book.known.outcome == "done")
-        if news:
-            _ping("start", settings.contact.ping.start, runner, environ, log)
-        status = None
+        status, news = None, None
         while status is None:
             hand = Hand(settings.provider, runner, environ)
             copier = Copier(settings, hand, beside, clockwork, book)
+            supervisor = Supervisor(settings, given, hand, copier, book, clockwork, notifier)
+            if news is None:
+                news = not supervisor.rests()
+                _ping("start", settings.contact.ping.start if news else None, runner, environ, log)
             try:
-                status = Supervisor(settings, given, hand, copier, book, clockwork, notifier).work()
+                status = supervisor.work()
             finally:
                 copier.drop()
             if status is None:

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable
 
-from worker import clock
+from worker import clock, plural
 from worker.errors import quote
 from worker.journal import ERROR, NOTICE, WARNING
 from worker.supervise import copy, judge, parcel, record, remote
@@ -147,7 +147,9 @@ class Life:
             self._look_at = clock.monotonic() + self._sandbox.poll
             return self._act(machine, self._judge(machine, Seen(None, self._hand.state(machine))), None)
         steps = self._book.known.steps
-        done = f"{steps['done']} of {steps['total']} steps done" if steps.get("total") else "no step done yet"
+        done = (
+            f"{steps['done']} of {plural.of(steps['total'], 'step')} done" if steps.get("total") else "no step done yet"
+        )
         self._book.say("machine-started", f"{machine.name}: the run goes on there; {done}", NOTICE, machine)
         fresh = machine._replace(state=record.WORKING, well=moment(), unanswered=0, awaited=None, given=self._marks)
         self._book.put(fresh)

@@ -5,7 +5,7 @@ and from waits that have an end.  Every turn starts from the record, so it makes
 one before it made the last one.
 """
 
-from worker import alert, clock
+from worker import alert, clock, plural
 from worker.errors import CONFIG, OK, OUT_OF_BUDGET, STEP_FAILED
 from worker.journal import ERROR, INFO, NOTICE, WARNING
 from worker.supervise import judge, parcel, record, remote
@@ -54,12 +54,19 @@ class Supervisor:
         assert self._book.known.outcome is not None
         return EXIT[self._book.known.outcome]
 
+    def rests(self) -> bool:
+        """Return whether the run has ended in a way that leaves nothing to do."""
+        known = self._book.known
+        if known.outcome == "out-of-budget":
+            return known.concluded and bool(self._spent())
+        return known.concluded and known.outcome == "done" and not self._changed()
+
     def _turn(self) -> float:
         """Do what is next; return how long to wait before the next turn."""
         known = self._book.known
         if known.outcome is not None:
             return self._conclude()
-        spent = judge.spent(self._sandbox.budget, known, moment())
+        spent = self._spent()
         if spent:
             return self._life.end("out-of-budget", spent)
         return self._life.turn(known.machine) if known.machine is not None else self._next()
@@ -99,7 +106,8 @@ class Supervisor:
             known = known.put(machine._replace(state=record.PAUSED, why=str(known.outcome)))
         if not self._book.note(known._replace(concluded=True), must=True):
             return self._sandbox.poll
-        text = f"{known.run}: {known.outcome} ({known.why}); {len(known.machines)} machines in {show(self._took())}"
+        machines = plural.of(len(known.machines), "machine")
+        text = f"{known.run}: {known.outcome} ({known.why}); {machines} in {show(self._took())}"
         self._book.say("supervision-ended", text, NOTICE if known.outcome == "done" else ERROR)
         return 0.0
 
@@ -110,9 +118,9 @@ class Supervisor:
             if known.outcome is not None and changed:  # that was the end of the list before
                 self._book.note(known._replace(outcome=None, why=""))
             return
-        spent = judge.spent(self._sandbox.budget, known, moment()) if known.outcome == "out-of-budget" else ""
-        if (known.outcome == "done" and not changed) or spent:
-            self._book.say("nothing-to-do", f"{known.run}: {known.outcome} ({spent or known.why})", INFO)
+        if self.rests():
+            why = self._spent() if known.outcome == "out-of-budget" else known.why
+            self._book.say("nothing-to-do", f"{known.run}: {known.outcome} ({why})", INFO)
             return
         alert.forget_told(self._book.root)
         known = known._replace(outcome=None, concluded=False, why="")
@@ -130,6 +138,9 @@ class Supervisor:
         return bool(before) and before != parcel.of_list(self._given)
 
     # -- helpers
+
+    def _spent(self) -> str:
+        return judge.spent(self._sandbox.budget, self._book.known, moment())
 
     def _took(self) -> float:
         return self._book.known.started.until(moment())
