@@ -75,8 +75,8 @@ def ask(name: str) -> int:
 
 
 def _listen(listener: socket.socket, teller: str) -> int:
-    # Its start is over when it has done its work.
-    with subprocess.Popen(["systemctl", "start", teller], stdin=subprocess.DEVNULL) as starting:
+    # It does its work when it stops.
+    with subprocess.Popen(["systemctl", "start", "--wait", teller], stdin=subprocess.DEVNULL) as starting:
         over = os.pidfd_open(starting.pid)
         select.select([listener.fileno(), over], [], [])
         os.close(over)
