@@ -297,3 +297,20 @@ def test_the_run_goes_on_from_a_copy_that_was_put_there(tmp_path: Path) -> None:
     (world.root / "state/checkpoint.json").write_text(f'{{"format": 2, "run": "job", "revision": 1, {rest}')
     assert world.supervise() == 0, world.said
     assert world.words() == "create1 put1 put1 start1 pause1"
+
+
+def test_a_run_whose_ledger_is_on_a_server_needs_no_copy(tmp_path: Path) -> None:
+    """
+    The next machine finds all that was done, and spent, on the server: nothing is brought here or put there.
+    """
+    goes, ends = "[ $looks -lt 3 ] || gone", "[ $looks -lt 3 ] || ends done"
+    world = World(
+        tmp_path / "w", f"spend=3; if [ $number = 1 ]; then {goes}; else {ends}; fi\n", "budget: {spend: 5}\n"
+    )
+    listed = world.root / "job.yaml"
+    listed.write_text(f"ledger: postgresql://agent@db.example/agent\n{listed.read_text()}")
+    assert world.supervise() == 0, world.said
+    assert world.words() == "create1 put1 start1 create2 put2 start2 pause2"
+    assert (world.record()["spend"], world.record()["spend_lost"]) == (3, 0)
+    assert "get" not in (world.root / "calls").read_text()
+    assert not list(world.root.glob("disks/*/restored.json"))
