@@ -7,7 +7,7 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 import contextlib
 import json
 
-from worker import __version__, clock, control, decide, folder, ledger, points, process
+from worker import __version__, clock, control, decide, folder, points, process
 from worker import board as boards
 from worker.attempt import Attempt
 from worker.board import Board
@@ -242,10 +242,8 @@ class Run:
 
     def _give_back(self, claims: list[Claim]) -> None:
         """Close attempts that were claimed and not begun."""
-        now, cause = clock.wall(), "the worker was stopped before it began"
-        endings = [Ending(c.step, c.number, ledger.INTERRUPTED, False, False, cause, None, now) for c in claims]
-        if endings:
-            self._persist(lambda: self._ledger.record(endings, [], 0))
+        why = "the budget was spent" if self._orders.ending == OUT_OF_BUDGET else "the worker was stopped"
+        self._standing.give_back(claims, f"{why} before it began")
 
     # -- other workers of the run
 

@@ -1,6 +1,6 @@
 """The standing of a run: its plan, the board, and how each claim, ending and reading of the ledger changes it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from worker import board as boards
@@ -55,6 +55,24 @@ class Standing:
             key=step.key(run) if step.task.key is not None else "",
             harmless=step.task.redo == "always",
         )
+
+    def give_back(self, claims: Sequence[Claim], cause: str) -> None:
+        """Close attempts that were claimed and not begun.
+
+        What had been cut off before them is as doubtful as it was, and their numbers are used up: a run whose budget
+        is raised meanwhile goes on.
+        """
+        now, known = clock.wall(), self.board.progress
+        endings = [
+            Ending(c.step, c.number, ledger.INTERRUPTED, False, False, cause, None, now, unsure=known(c.step).unsure)
+            for c in claims
+        ]
+        lost = self._persist(lambda: self._ledger.record(endings, [], 0)).lost if endings else []
+        for ending, claim in zip(endings, claims, strict=True):
+            if ending.step in lost:
+                self.board.set(ending.step, boards.ELSEWHERE)
+            else:
+                self.mark(ending, claim.definition)
 
     def mark(self, ending: Ending, definition: str) -> None:
         """Bring the board up to date with the end of an attempt at what `definition` stood for."""
