@@ -20,9 +20,9 @@ HOOK = """
 import contextlib, os, sys
 
 if "worker" in sys.orig_argv and "run" in sys.orig_argv:
-    from worker import attempt
+    from worker import execution
     from worker.ledger import StorageFull, sqlite
-    attempt.LEFTOVER_GRACE = 60.0
+    execution._LEFTOVER_GRACE = 60.0
     transaction = sqlite.transaction
 
     @contextlib.contextmanager
