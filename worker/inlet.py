@@ -49,7 +49,7 @@ class Inlet:
             self._catch_up()
 
     def _catch_up(self) -> bool:
-        """Put what could not be put before; return whether all of it was."""
+        """Put what could not be put before; return whether all of it was, and more can be."""
         while self._kept:
             self._put(self._kept[0])
             self._kept.popleft()
@@ -60,6 +60,7 @@ class Inlet:
             text = f"the journal took nothing for a while; {missing} missing here"
             self._put((f"MESSAGE={text}", "PRIORITY=4", "SYSLOG_IDENTIFIER=agent"))
             self._left_out = 0
+            return self._takes(0.0)
         return True
 
     def _takes(self, patience: float) -> bool:

@@ -28,8 +28,8 @@ class Journald:
                     sender.send(b"MESSAGE=x")
                     self._waiting += 1
 
-    def go_on(self) -> None:
-        for _ in range(self._waiting):
+    def go_on(self, most: int = 1000) -> None:
+        for _ in range(min(most, self._waiting)):
             self._socket.recv(100)
 
     def close(self) -> None:
@@ -58,6 +58,33 @@ def test_events_come_later_and_lines_are_counted_while_it_hangs(journald: Journa
     texts = [entry[0].removeprefix("MESSAGE=") for entry in put]
     missing = "the journal took nothing for a while; 3 lines of steps are missing here"
     assert texts == ["started", "done", missing, "next"]
+
+
+@pytest.mark.parametrize("event", [True, False])
+def test_one_that_takes_one_entry_more_is_given_no_second_one(journald: Journald, event: bool) -> None:
+    """
+    Neither after what was kept nor after the word about what is missing: whoever puts it would hang.
+    """
+    put: list[Sequence[str]] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.connect(journald.path)
+
+        def send(entry: Sequence[str]) -> None:
+            sender.send("\n".join(entry).encode())
+            put.append(entry)
+
+        gate = Inlet(send, journald.path)
+        journald.hang()
+        gate.pass_on(["MESSAGE=first"], event)
+        journald.go_on(1)
+        gate.pass_on(["MESSAGE=next"], event)
+        assert len(put) == 1
+        journald.go_on()
+        gate.pass_on(["MESSAGE=last"], event)
+    texts = [entry[0].removeprefix("MESSAGE=") for entry in put]
+    missing = "the journal took nothing for a while; 1 line of steps is missing here"
+    assert texts == (["first", "next", "last"] if event else [missing, missing, "last"])
 
 
 def test_what_was_kept_is_put_at_the_end(journald: Journald) -> None:
