@@ -3,11 +3,13 @@
 A real server; lives of workers are connections of this process, or processes where it matters.
 """
 
+import contextlib
 import multiprocessing
 import select
 import time
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,6 +24,7 @@ from worker.meter import Meter
 pytest.importorskip("psycopg")
 from tests.members import LEASE, PATIENCE, SHORT, Join, again, expire, join, outcomes, run, until
 from worker.ledger.postgres import Member, PostgresLedger, link
+from worker.ledger.postgres.usage import Usage
 
 __all__ = ["join", "run"]  # fixtures
 
@@ -483,6 +486,37 @@ def test_the_sum_is_what_the_rows_say_and_old_rows_are_not_summed_up_each_time(
     server.execute("UPDATE agent.attempts SET spend = 21 WHERE run = %s AND number = 1", (run,))
     assert used(100.0) == 17
     assert used(300.0) == 27
+
+
+def test_what_was_drawn_while_a_slow_server_was_asked_is_not_taken_for_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, floors = 0.0, []
+
+    class Slow:
+        """A link whose answer takes its time, and has the newest number of that moment."""
+
+        def __init__(self) -> None:
+            self.me: Mapping[str, object] = {}
+            self.member = Member("one", "", "", 0, "")
+
+        @contextlib.contextmanager
+        def call(self) -> Iterator[Any]:
+            yield self
+
+        def execute(self, _query: str, asked: Mapping[str, object]) -> "Slow":
+            floors.append(asked["floor"])
+            return self
+
+        def fetchall(self) -> list[tuple[object, ...]]:
+            nonlocal now
+            now += 14.0 if now < 14.0 else 0.5
+            return [("newest", "", "", 0, int(now))]
+
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    used = Usage(cast(Any, Slow()))
+    while not floors or not floors[-1]:
+        used.read([])
+    assert now - 14.0 >= 15.0
+    assert floors[-1] == 14
 
 
 def test_hearing_what_others_have_used_is_one_question(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ class Floor:
         self._marks: collections.deque[tuple[float, int]] = collections.deque()  # when which was the newest number
 
     def mark(self, now: float, newest: int) -> None:
-        """Note the newest number, read at `now` (monotonic clock); raise the floor to what has settled by now."""
+        """Note the newest number, drawn by `now` (monotonic clock); raise the floor to what has settled by then."""
         self._marks.append((now, newest))
         while self._marks[0][0] <= now - self._settled:
             self.value = self._marks.popleft()[1]

@@ -49,7 +49,7 @@ class Usage:
         self._count_at = clock.monotonic() + _COUNT_ANEW
 
     def _ask(self, names: Sequence[str]) -> tuple[dict[str, str], float]:
-        now, wanted, floor = clock.monotonic(), [*names, RESTORED], self._floor.value
+        wanted, floor = [*names, RESTORED], self._floor.value
         owners = [owner(self._link, name) for name in wanted]
         asked = {"names": wanted, "owners": owners, "counted": self._counted, "floor": floor}
         facts: dict[str, str] = {}
@@ -66,7 +66,7 @@ class Usage:
                 else:
                     newer += amount
         self._sum, self._counted = self._sum + settled, floor
-        self._floor.mark(now, newest)
+        self._floor.mark(clock.monotonic(), newest)  # not earlier: the answer may have taken its time
         return facts, math.fsum((self._sum, newer))
 
 
