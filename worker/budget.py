@@ -75,7 +75,6 @@ def raising(state: State) -> str:
 
 def read(ledger: Ledger, limits: Budget) -> State:
     """Return how the budget stands by the ledger alone."""
-
     facts, spent = ledger.usage(_FACTS)
     amounts = {name: float(facts.get(name) or 0) for name in _FACTS}
     used = Budget(amounts[USED[RESTARTS]], amounts[USED[HOURS]], spent)

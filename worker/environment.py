@@ -11,9 +11,9 @@ from worker.folder import Places
 from worker.plan import Step
 from worker.task import Given
 
+_CREDENTIALS = "CREDENTIALS_DIRECTORY"
 # Passed on from the worker's own environment; everything else is the task's to say (env:, env_file:).
 # systemd's own variables (NOTIFY_SOCKET, WATCHDOG_*, LISTEN_*, INVOCATION_ID ...) are not among them.
-_CREDENTIALS = "CREDENTIALS_DIRECTORY"
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR")
 
 

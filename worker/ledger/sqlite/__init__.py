@@ -204,10 +204,10 @@ class SqliteLedger:
             self._db.executemany("UPDATE attempts SET spend = ? WHERE seq = ?", known)
 
     def usage(self, facts: Sequence[str]) -> tuple[dict[str, str], float]:
-        known = ((name, self.fact(name)) for name in facts)
+        known = {name: value for name in facts if (value := self.fact(name)) is not None}
         with errors():
             found = self._db.execute("SELECT coalesce(sum(spend), 0.0) FROM attempts").fetchone()
-        return {name: value for name, value in known if value is not None}, float(found[0])
+        return known, float(found[0])
 
     def last_closed(self, step: str) -> Row | None:
         with errors():
