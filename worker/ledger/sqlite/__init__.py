@@ -14,7 +14,7 @@ from worker import files, points
 from worker.errors import StateError
 from worker.ledger import DONE, Claim, Ending, LedgerCorrupt, Recorded, Row
 from worker.ledger.effects import Effect
-from worker.ledger.sqlite.database import LOGS, Database, connect, errors, prepare, reading, transaction
+from worker.ledger.sqlite.database import LOGS, Database, approach, connect, errors, prepare, reading, transaction
 from worker.ledger.sqlite.effects import SCHEMA as EFFECTS_SCHEMA
 from worker.ledger.sqlite.effects import SqliteEffects
 
@@ -133,11 +133,13 @@ class SqliteLedger:
             db = connect(path, reading(path) if read_only else "rw")
             ledger = cls(path, db)
             try:
+                if not read_only:
+                    approach(db, path)
                 version = ledger._check(thorough=not read_only)  # before anything that writes: damage stays as it is
                 if version < VERSION:
                     ledger._migrate(version, read_only)
                 if not read_only:
-                    prepare(db, path)  # a copy that was put back has no log yet
+                    prepare(db)  # a copy that was put back has no log yet
                 ledger._load()
             except BaseException:
                 db.close()

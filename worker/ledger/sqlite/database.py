@@ -34,14 +34,21 @@ def connect(path: str, mode: str) -> Database:
     return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, factory=Database)
 
 
-def prepare(db: Database, path: str) -> None:
-    """Let every transaction that is meant to be durable survive a power cut, however `path` is stored."""
+def approach(db: Database, path: str) -> None:
+    """Let the database at `path`, which is about to be read for the first time, be read as it can be where it lies.
+
+    One that comes with a write-ahead log to where memory is not shared is ours alone until it is prepared.
+    """
     db.write_ahead = mounts.shares_memory(mounts.kind(path))
+    if not db.write_ahead:
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+
+
+def prepare(db: Database) -> None:
+    """Let every transaction that is meant to be durable survive a power cut, however the database is stored."""
     if db.write_ahead:
         db.execute("PRAGMA journal_mode = WAL")  # kept in the file: whoever opens it uses the log
     else:
-        # One that comes with a log is brought in without anything that would have to be shared.
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
         db.execute("PRAGMA journal_mode = TRUNCATE")
         db.execute("PRAGMA locking_mode = NORMAL")
         db.execute("PRAGMA user_version").fetchone()  # the lock is given back at the next look
