@@ -35,6 +35,10 @@ def open_ledger(places: Places, in_order: bool = True) -> Resumed:
     """
     notices: list[str] = []
     _make_room(places, notices)
+    kind = mounts.kind(places.root)
+    if not mounts.shares_memory(kind):
+        what = f"is on {kind}, where SQLite cannot keep a write-ahead log"
+        notices.append(f"{places.root}: {what}; using a rollback journal, which is slower")
     if member.shared(places.root):
         if not in_order and not os.path.exists(places.ledger):
             raise StateError(
@@ -72,10 +76,6 @@ def _make_room(places: Places, notices: list[str]) -> None:
         aside = folder.set_aside(places.ledger + strange)
         what = f"was put here beside the {strange} of another one, which is set aside as {aside}"
         notices.append(f"{places.ledger}: {what}")
-    kind = mounts.kind(places.root)
-    if not mounts.shares_memory(kind):
-        what = f"is on {kind}, where SQLite cannot keep a write-ahead log"
-        notices.append(f"{places.root}: {what}; using a rollback journal, which is slower")
     for path in (places.ledger, *(places.ledger + ending for ending in LOGS), places.checkpoint):
         _own(path)
     other = _other_run(places)

@@ -6,11 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.plans import ENDED
-from worker import folder, mounts, resume
+from worker import folder, member, mounts, resume
 from worker.folder import Places
 from worker.ledger import Claim, Ledger
 from worker.ledger.sqlite import SqliteLedger
@@ -93,6 +94,15 @@ def test_s1_on_another_machines_disk_there_is_no_log_and_it_is_said(
     assert said == f"{tmp_path}: is on nfs4, where SQLite cannot keep a write-ahead log; using a rollback journal, " \
         "which is slower"  # fmt: skip
     assert done(tmp_path / "ledger.db") == ["a", "b"]
+
+
+def test_nothing_is_said_of_journals_where_the_ledger_is_on_a_server(
+    tmp_path: Path, network: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = Places("demo", str(tmp_path), folder.prepare(str(tmp_path), None))
+    monkeypatch.setattr(member, "join", lambda *_: None)
+    unused: Any = None
+    assert resume.join(unused, unused, places).notices == []
 
 
 def test_a_ledger_that_moves_there_and_back_loses_nothing(tmp_path: Path, network: Callable[[bool], None]) -> None:
