@@ -14,8 +14,8 @@ from tests.plans import ENDED
 from worker import folder, member, mounts, resume
 from worker.folder import Places
 from worker.ledger import Claim, Ledger
-from worker.ledger.sqlite import SqliteLedger
-from worker.ledger.sqlite.database import connect, log, strange_log
+from worker.ledger.sqlite import SqliteLedger, database
+from worker.ledger.sqlite.database import connect, log, reading, strange_log
 
 MOUNTS = """\
 22 1 0:21 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -221,6 +221,26 @@ def test_a_ledger_put_beside_the_journal_of_another_one_is_not_changed_by_it(
     resumed.ledger.close()
     assert any("beside the -journal of another one" in text for text in resumed.notices)
     assert len(list(root.glob("ledger.db-journal.corrupt-*"))) == 1
+
+
+def test_the_journal_of_a_worker_that_commits_meanwhile_is_not_taken_for_another_ones(
+    tmp_path: Path, network: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Who took it for that would read the file without a lock, in the middle of the next commit.
+    """
+    ledger = SqliteLedger.create(str(tmp_path / "ledger.db"))
+    write(ledger, "a")
+    cut_off(tmp_path / "ledger.db")
+
+    def meanwhile(_journal: str, _head: bytes) -> bool:
+        for _ in range(2):
+            ledger.note({"state": "running"})
+        return False
+
+    monkeypatch.setattr(database, "_belongs", meanwhile)
+    assert reading(str(tmp_path / "ledger.db")) == "ro"
+    ledger.close()
 
 
 def test_a_claim_is_durable_where_a_power_cut_could_break_the_file(

@@ -69,8 +69,8 @@ def strange_log(path: str) -> str:
     head = _head(path)
     if head and not _ahead(head) and os.path.exists(f"{path}-wal"):
         return "-wal"
-    if head and _counts(f"{path}-journal") and not _belongs(f"{path}-journal", head):
-        return "-journal"
+    if head and _counts(f"{path}-journal") and not _belongs(f"{path}-journal", head) and _head(path) == head:
+        return "-journal"  # and no worker has committed while we looked from the one to the other
     return ""
 
 
