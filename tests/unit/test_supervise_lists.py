@@ -51,6 +51,29 @@ def test_a_changed_list_reaches_the_machine_at_work_by_a_reload_if_it_is_sound(t
     assert [path.name for path in (world.root / "disks").glob("*/etc/config.d/*")] == ["new.yaml"]
 
 
+def test_the_end_of_the_old_list_is_not_that_of_the_changed_one(tmp_path: Path) -> None:
+    """
+    A machine that has ended with it, and cannot be given the other one, is replaced.
+    """
+    ended = "[ ! -e ../../ended ] || ends done"
+    world = World(tmp_path / "w", f"if [ $number = 1 ]; then {ended}; else {WAITS.strip()}; fi\n")
+    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr is not None
+        read_until(first.stderr, "the run goes on there")
+        (stage,) = world.root.glob("disks/*/stage")
+        stage.rmdir()
+        stage.touch()
+        (world.root / "job.yaml").write_text(MENDED)
+        first.send_signal(signal.SIGHUP)
+        read_until(first.stderr, "the changed list cannot be put there")
+        (world.root / "ended").touch()
+        said = read_until(first.stderr, "the run goes on elsewhere")
+        assert len(said) == 1 and "it has ended (done) and does not take the changed list" in said[0]
+        first.stderr.read()
+        assert first.wait() == 0
+    assert world.machines() == [("1", "paused"), ("2", "paused")]
+
+
 def test_a_list_that_changed_while_there_was_no_supervisor_reaches_the_machine_once(tmp_path: Path) -> None:
     """
     Also if the supervisor is killed before it could write down that it has been there.

@@ -142,8 +142,7 @@ class Life:
     def _start(self, machine: Machine) -> float:
         """Have the worker started; from here on no state is put on the machine any more."""
         changed = machine.given != self._marks
-        fault = self._renew(machine) if changed else ""
-        if fault or not remote.start(self._hand, machine, reload=changed):
+        if (changed and not self._renew(machine)) or not remote.start(self._hand, machine, reload=changed):
             self._look_at = clock.monotonic() + self._sandbox.poll
             return self._act(machine, self._judge(machine, Seen(None, self._hand.state(machine))), None)
         steps = self._book.known.steps
@@ -158,18 +157,30 @@ class Life:
         self._to_copy = False
         return _SOON
 
-    def _renew(self, machine: Machine) -> str:
-        """Put the list as it is now in the place of what the machine was given; return "" or what went wrong."""
-        return remote.renew(self._hand, machine, self._files, parcel.dropped(machine.given, self._marks))
+    def _renew(self, machine: Machine) -> bool:
+        """Put the list as it is now in the place of what the machine was given; return whether it is there."""
+        fault = remote.renew(self._hand, machine, self._files, parcel.dropped(machine.given, self._marks))
+        return self._taken(machine, fault)
+
+    def _taken(self, machine: Machine, fault: str) -> bool:
+        """Say why the machine has not taken the changed list, once; return whether it has."""
+        if fault and fault != self._not_taken:
+            text = f"{machine.name}: the changed list cannot be put there: {fault}; trying again"
+            self._book.say("warning", text, WARNING, machine)
+        self._not_taken = fault
+        return not fault
 
     def _work(self, machine: Machine) -> float:
         if clock.monotonic() >= self._look_at:
             look = remote.look(self._hand, machine)
             state = judge.RUNNING if look is not None else self._hand.state(machine)
             self._look_at = clock.monotonic() + self._sandbox.poll
-            if look is not None and machine.given != self._marks and self._hand_over(machine):
+            behind = machine.given != self._marks
+            if look is not None and behind and self._hand_over(machine):
                 return _SOON
             verdict = self._judge(machine, Seen(look, state))
+            if verdict.action == judge.FINISH and behind:
+                return self._not_handed_over(machine, verdict.why)
             wait = self._act(machine, verdict, look)
             if verdict.action != judge.WAIT or look is None:
                 return wait
@@ -184,21 +195,23 @@ class Life:
 
     def _hand_over(self, machine: Machine) -> bool:
         """Have a machine at work take a changed list, before anything is decided by what came of the old one."""
-        fault = self._renew(machine)
-        if not fault and not remote.start(self._hand, machine, reload=True):
-            fault = "it does not do what it is told"
-        if fault:
-            if fault != self._not_taken:
-                text = f"{machine.name}: the changed list cannot be put there: {fault}; trying again"
-                self._book.say("warning", text, WARNING, machine)
-            self._not_taken = fault
+        if not self._renew(machine):
             return False
-        self._not_taken = ""
+        if not remote.start(self._hand, machine, reload=True):
+            return self._taken(machine, "it does not do what it is told")
         text = f"{machine.name}: the changed list is there, and its worker reads it"
         self._book.say("reloaded", text, NOTICE, machine)
-        self._book.put(machine._replace(given=self._marks, well=moment(), unanswered=0, awaited=None))
+        self._book.put(machine._replace(given=self._marks, well=moment(), unanswered=0, awaited=None, faults=0))
         self._look_at = clock.monotonic() + _SOON
         return True
+
+    def _not_handed_over(self, machine: Machine, why: str) -> float:
+        """Do not let the end of the old list be that of the changed one, which another machine may take."""
+        machine = machine._replace(faults=machine.faults + 1)
+        if machine.faults >= _FAULTS:
+            return self._give_up(machine, f"it has ended ({why}) and does not take the changed list: {self._not_taken}")
+        self._book.put(machine)
+        return self._sandbox.poll
 
     def _judge(self, machine: Machine, seen: Seen) -> Verdict:
         now = moment()

@@ -61,7 +61,7 @@ class Machine(NamedTuple):
     unanswered: int = 0  # looks in a row
     resumes: int = 0  # since it was last well
     restarts: int = 0  # since a step was last done there
-    faults: int = 0  # times that it could not be prepared
+    faults: int = 0  # times that it could not be made, prepared, or given a changed list
     given: tuple[tuple[str, str], ...] = ()  # what was put on it: paths there, and digests
     done: int = 0  # steps of the run, the most that were seen; at first, those that it goes on from
     awaited: Moment | None = None  # since when it is to boot, and may be silent
