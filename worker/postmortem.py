@@ -2,12 +2,14 @@
 
 OnFailure= starts it when the unit has failed; from systemd 254 on also each time that systemd is about to start the
 worker again by itself.  What counts is what the unit is when we look: if it is not down for good there is nothing
-to tell, and should it be so a moment later we are started once more.
+to tell, and should it be so a moment later we are started once more: before we look we have said that we are ending,
+and systemd begins a service that is ending anew instead of taking it for started.
 """
 
+import sys
 from collections.abc import Mapping
 
-from worker import alert, awake, config, contact, environment, folder, journal, rehearsal, unit
+from worker import alert, awake, config, contact, environment, folder, journal, rehearsal, systemd, unit
 from worker.alert import Alert
 from worker.contact import Contact
 from worker.errors import CONFIG, FAULT, OK, OUT_OF_BUDGET, STATE_HELD, STATE_UNUSABLE, STEP_FAILED, AgentError
@@ -26,6 +28,7 @@ _STATUS = {
 
 def tell(name: str, config_path: str, root: str, environ: Mapping[str, str]) -> int:
     """Tell somebody if the unit `name` is down for good and that has not been told; return the exit status."""
+    systemd.Notifier(environ, lambda text: print(text, file=sys.stderr)).passing()
     found = unit.properties(name, *_WANTED)
     if found.get("LoadState") != "loaded":
         raise AgentError(f"{name}.service: systemd does not know it here", "name the unit: agentctl alert UNIT")

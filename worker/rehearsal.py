@@ -75,7 +75,7 @@ def ask(name: str) -> int:
 
 
 def _listen(listener: socket.socket, teller: str) -> int:
-    # It does its work when it stops.
+    # It does its work after it has said that it is up.
     with subprocess.Popen(["systemctl", "start", "--wait", teller], stdin=subprocess.DEVNULL) as starting:
         over = os.pidfd_open(starting.pid)
         select.select([listener.fileno(), over], [], [])

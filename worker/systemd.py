@@ -11,6 +11,8 @@ from typing import Any
 _STATUS_EVERY = 0.5
 # A socket that is full must not hold up a step; the next ping comes in a few seconds anyway.
 _SEND_TIMEOUT = 0.04
+# PID 1 reads what it is sent before it starts anything; only one that hangs takes this long.
+_HEARD_WITHIN = 30.0
 _FIRST = 3  # SD_LISTEN_FDS_START
 
 
@@ -51,6 +53,28 @@ class Notifier:
         """Say that the worker is ending and may need `seconds` more for it."""
         self._status = None
         self._send(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
+
+    def passing(self) -> None:
+        """Say that this service is up and ends already, and wait until systemd has heard it.
+
+        It has its credentials and its time as before; but a start that is asked for from now on comes after this one.
+        """
+        if self._socket is None:
+            return
+        import select
+        import socket
+
+        self._send("READY=1")
+        self._send("STOPPING=1")
+        heard, mine = os.pipe()
+        with os.fdopen(heard):
+            try:
+                socket.send_fds(self._socket.socket, [b"BARRIER=1"], [mine])
+            except OSError as exc:
+                self._warn(f"systemd does not take our messages ({exc}); going on without")
+            finally:
+                os.close(mine)
+            select.select([heard], [], [], _HEARD_WITHIN)  # it ends when the last copy of the other end is closed
 
     def starting(self, seconds: float) -> None:
         """Ask for `seconds` more before READY=1 is due."""

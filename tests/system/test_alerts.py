@@ -112,8 +112,12 @@ def test_a_spent_budget_is_told_once_until_it_is_raised(agent: Machine) -> None:
 
 def test_an_alert_can_be_tried_where_a_real_one_would_be_told(agent: Machine) -> None:
     """
-    By the unit that tells, with its user and its sandbox; nothing is noted, and what was told is not told again.
+    By the unit that tells, with its user, sandbox and credentials; nothing is noted, and what was told stays told.
     """
+    agent.write("/etc/agent/token", "a-token\n", mode=0o600)
+    drop_in = "[Service]\nLoadCredential=token:/etc/agent/token\n"
+    agent.write("/etc/systemd/system/agent-alert@.service.d/95-test.conf", drop_in)
+    agent.run("systemctl daemon-reload")
     service = Service(agent, f"{ALERT}\ntasks:\n  - {{id: a, run: exit 3, retry: {{attempts: 1}}}}\n")
     tried = agent.run("agentctl alert --test", check=False)
     assert tried.rc == 0, tried
@@ -125,7 +129,7 @@ def test_an_alert_can_be_tried_where_a_real_one_would_be_told(agent: Machine) ->
     known = agent.run("cat /var/lib/agent/alerted").out
     for command, rc, said in (
         ("id -nu; seq 100000; touch /home/x || exit 3", 1, "exited with status 3"),
-        ("id", 0, ""),
+        ("id -nu; cat $CREDENTIALS_DIRECTORY/token", 0, "a-token"),
     ):
         agent.write("/etc/agent/config.yaml", f"alert: {command}\ntasks:\n  - {{id: a, run: exit 3}}\n", mode=0o644)
         tried = agent.run("agentctl alert --test", check=False)
@@ -183,17 +187,16 @@ def test_a_failure_that_comes_while_the_agent_is_looked_at_is_looked_at_too(agen
     """
     The look may have come too early, as when systemd was about to start the agent once more.
     """
-    look = "echo looked >>/run/looks; until [ -e /run/go ]; do sleep 0.02; done"
-    agent.write(
-        "/etc/systemd/system/agent-alert@.service.d/95-test.conf",
-        f"[Service]\nUser=\nGroup=\nExecStopPost=\nExecStopPost=+/bin/sh -c '{look}'\n",
-    )
-    agent.run("systemctl daemon-reload; systemctl start --no-block agent-alert@agent")
-    agent.run(
-        "until [ -e /run/looks ]; do sleep 0.02; done; systemctl start --no-block agent-alert@agent; touch /run/go"
-    )
-    settled(Service(agent, "tasks: []\n"))
-    assert agent.read("/run/looks") == "looked\n" * 2
+    wait = '[ "$AGENT_ALERT" != test ] || until [ -e /run/go ]; do sleep 0.02; done'
+    tasks = "tasks:\n  - {id: a, run: exit 3, retry: {attempts: 1}}\n"
+    service = Service(agent, f"{ALERT}  {wait}\n{tasks}")
+    agent.run("systemd-run --quiet agentctl alert --test")  # looks at an agent that is well, and is held up
+    agent.wait_journal("_SYSTEMD_UNIT=init.scope", "UNIT=agent-alert@agent.service", "--grep=^Started")
+    service.start()
+    service.wait("run-failed")
+    agent.run("touch /run/go")
+    settled(service)
+    assert len(alerts(agent)) == 1
 
 
 def test_a_unit_that_cannot_be_set_up_any_more_is_told_of_although_it_was_stopped_before(agent: Machine) -> None:
