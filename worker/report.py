@@ -57,10 +57,18 @@ def check(path: str, unit_name: str, installed: bool) -> int:
 def show_plan(path: str) -> int:
     """Print the steps of the task list at `path` in order, each with its command."""
     for step in plan.build(config.load(path)).steps:
-        command = step.task.run if isinstance(step.task.run, str) else " ".join(step.argv())
-        first, *more = command.strip().splitlines()
+        first, *more = _work(step).strip().splitlines()
         print(f"{step.id}\t{first}{' ...' if more else ''}")
     return OK
+
+
+def _work(step: plan.Step) -> str:
+    if step.task.http is not None:
+        request = json.loads(step.task.http)
+        return " ".join(["http:", *(request[key] for key in ("method", "url") if key in request)])
+    if step.task.python is not None:
+        return f"python: {step.task.python}"
+    return step.task.run if isinstance(step.task.run, str) else " ".join(step.argv())
 
 
 def show_status(root: str, unit_name: str | None, as_json: bool) -> int:
