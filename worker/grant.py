@@ -107,7 +107,8 @@ def show(root: str, unit: str | None) -> str:
         lines.append(f"{name:<9} {number(used)}{allowed}")
     if limits is None:
         lines.append(
-            "of how much is not known here: no worker has read its list yet, or it has a mistake (agentctl check)"
+            "of how much is not known here: no worker has read its list yet, or it has a mistake (agentctl check), "
+            "or is that of another run by now"
         )
     return "\n".join([*lines, *_spent(state)])
 

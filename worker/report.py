@@ -183,11 +183,14 @@ def limits_of(store: Ledger) -> Budget | None:
 
 
 def _settings(store: Ledger) -> config.Config:
-    """Return the list as it is now; raises AgentError if it cannot be read, or the run has only just been restored."""
+    """Return the list as it is now; raises AgentError if it cannot be read, or is not known to be that of this run."""
     path = store.fact("config")
     if not path:
-        raise AgentError("which list it is the first worker that starts here will know")
-    return config.load(path)
+        raise AgentError("no worker has read it since the restore")
+    settings = config.load(path)
+    if settings.run != store.fact("run"):
+        raise AgentError(f"{path}: is that of the run '{settings.run}' by now")
+    return settings
 
 
 def _print_status(found: dict[str, Any]) -> None:
@@ -250,7 +253,7 @@ def show_list(root: str, unit_name: str | None) -> int:
         try:
             board = _board(store, rows)
         except AgentError as exc:
-            print(f"the task list cannot be read, these are the steps tried so far: {exc}", file=sys.stderr)
+            print(f"without the task list, these are the steps tried so far: {exc}", file=sys.stderr)
         else:
             listed = [step.id for step in board.steps]
             waiting = {name for name in listed if board.state(name) == boards.WAITING}

@@ -118,7 +118,7 @@ def test_standard_output_of_one_is_standard_input_of_the_other(stopped: Worker, 
     shown = agentctl("status", "--state", tmp_path / "new").stdout.splitlines()
     assert shown[:2] == ["run demo: stopped, 2 done", "worker: not running"]
     listed = agentctl("list", "--state", tmp_path / "new")
-    assert "the first worker that starts here" in listed.stderr
+    assert "no worker has read it since the restore" in listed.stderr
     assert len(listed.stdout.splitlines()) == 3
 
 
