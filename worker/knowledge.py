@@ -51,6 +51,7 @@ def objection(here: Known, found: Known) -> str | None:
         if lost:
             names = ", ".join(sorted(lost)[:_NAMED]) + (", ..." if len(lost) > _NAMED else "")
             many = plural.of(len(lost), f"{what} that is done here is", f"{what}s that are done here are")
-            return f"{many} not in it ({names})"
+            return f"{many} not in that file ({names})"
     newer = len(here.attempts - found.attempts)
-    return f"what is here is newer, {plural.of(newer, 'attempt is', 'attempts are')} not in it" if newer else None
+    many = plural.of(newer, "attempt is", "attempts are")
+    return f"what is here is newer, {many} not in that file" if newer else None

@@ -32,7 +32,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"usage: agentctl {name} {form}\n{text}")
         return 0
     if (len(rest) > 1 and "..." not in form) or (not rest and form[0] != "["):
-        print(f"usage: agentctl {name} {form}", file=sys.stderr)
+        more = " (one argument: quote a text of several words)" if len(rest) > 1 else ""
+        print(f"usage: agentctl {name} {form}{more}", file=sys.stderr)
         return USAGE
     try:
         status = command(*rest)

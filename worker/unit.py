@@ -128,7 +128,7 @@ def _lacks(unit: str, credential: str) -> bool:
 
 def _hint(folder: str) -> str:
     if not os.path.isdir(folder):
-        return "make it first"
+        return f"make '{folder}' first"
     return f"open it with: sudo make install USER={_owner(folder)} WORKDIR={folder}"
 
 

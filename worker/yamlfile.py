@@ -198,6 +198,7 @@ class _Builder:
 _HINTS = {
     "exceeded maximum nesting depth": _A_HANDFUL,  # libyaml's own limit, in newer builds
     "mapping values are not allowed": "quote a text that has ': ' in it, or mend the indent",
+    "did not find expected '-' indicator": "mend the indent of this line",
     "did not find expected key": "mend the indent of this line",
     "expected <block end>": "mend the indent of this line",
     "could not find expected ':'": "write 'key: value', or mend the indent",

@@ -171,7 +171,7 @@ def test_what_is_newer_here_is_not_overwritten_unless_forced(stopped: Worker, tm
 
     done = agentctl("restore", old, "--state", stopped.state)
     assert (done.returncode, tree(stopped.state)) == (73, before)
-    assert "2 steps that are done here are not in it (s@3, s@4)" in done.stderr and "--force" in done.stderr
+    assert "2 steps that are done here are not in that file (s@3, s@4)" in done.stderr and "--force" in done.stderr
 
     done = agentctl("restore", old, "--force", "--state", stopped.state)
     assert done.returncode == 0, done.stderr
@@ -207,7 +207,7 @@ def test_newer_failures_count_as_newer_too(worker: MakeWorker) -> None:
     assert w.run() == 70
     new = export(w, "new.json")
     done = agentctl("restore", old, "--state", w.state)
-    assert (done.returncode, "newer, 1 attempt is not in it" in done.stderr) == (73, True)
+    assert (done.returncode, "newer, 1 attempt is not in that file" in done.stderr) == (73, True)
     assert agentctl("restore", new, "--state", w.state).returncode == 0
     assert len(w.rows()) == 2
 
@@ -229,7 +229,7 @@ def test_state_of_another_run_and_state_on_the_shelf_are_seen(
             (stopped.state / name).unlink()
     done = agentctl("restore", old, "--state", stopped.state)
     assert done.returncode == 73
-    assert ("not in it (s@3, s@4)" if shelved else "the run 'other' is here, 1 step done") in done.stderr
+    assert ("not in that file (s@3, s@4)" if shelved else "the run 'other' is here, 1 step done") in done.stderr
     assert agentctl("restore", old, "--force", "--state", stopped.state).returncode == 0
     stopped.lines.clear()
     stopped.config.write_text(RUN.replace("cat ../go", "true"))
