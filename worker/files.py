@@ -124,6 +124,23 @@ def adopt(source: str, path: str) -> None:
     sync_folder(os.path.dirname(path))
 
 
+def move(source: str, target: str) -> None:
+    """Rename a file or folder.  The same call finishes what a crash has cut off.
+
+    A folder of an image, below an overlay, cannot be renamed: what is in it is moved, and then it is removed.
+    """
+    try:
+        os.rename(source, target)
+    except OSError as exc:
+        if exc.errno != errno.EXDEV or os.path.islink(source) or not os.path.isdir(source):
+            raise
+        os.makedirs(target, mode=os.stat(source).st_mode & 0o777, exist_ok=True)
+        for name in os.listdir(source):
+            move(f"{source}/{name}", f"{target}/{name}")
+        sync_folder(target)
+        os.rmdir(source)
+
+
 def write_all(fd: int, data: bytes | bytearray) -> None:
     """Write every byte of `data` to `fd`, or raise OSError."""
     view = memoryview(data)

@@ -45,7 +45,7 @@ def _move(source: str, target: str, parts: tuple[str, ...]) -> None:
         if os.path.lexists(f"{target}/{name}") and _remove_empty(f"{source}/{name}"):
             continue  # it was moved before the crash, and a new start has made an empty one
         _remove_empty(f"{target}/{name}")
-        os.rename(f"{source}/{name}", f"{target}/{name}")
+        files.move(f"{source}/{name}", f"{target}/{name}")
     files.sync_folder(source)
     files.sync_folder(target)
 

@@ -98,5 +98,5 @@ def _put(source: str, target: str) -> None:
     while os.path.lexists(target):
         target += "+"
     with contextlib.suppress(FileNotFoundError):
-        os.rename(source, target)
+        files.move(source, target)
         points.at("restore-moved")

@@ -1,5 +1,6 @@
 """Resuming from the ledger, from the checkpoint, and from what is left of either."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -186,6 +187,12 @@ def test_a_checkpoint_that_makes_no_sense_is_refused_whole(places: Places, damag
         assert not os.path.exists(places.ledger)
 
 
+def rename_below_an_overlay(source: str, target: str, rename: Callable[[str, str], None] = os.rename) -> None:
+    if os.path.isdir(source):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
+    rename(source, target)
+
+
 def test_a_wal_without_its_ledger_does_not_meet_the_new_one(places: Places) -> None:
     """
     A stale write-ahead log must not be played into a ledger it does not belong to.
@@ -197,10 +204,16 @@ def test_a_wal_without_its_ledger_does_not_meet_the_new_one(places: Places) -> N
     resumed.ledger.close()
 
 
-def test_another_run_finds_an_empty_folder_and_the_first_one_comes_back(places: Places) -> None:
+@pytest.mark.parametrize("image", [False, True])
+def test_another_run_finds_an_empty_folder_and_the_first_one_comes_back(
+    places: Places, monkeypatch: pytest.MonkeyPatch, image: bool
+) -> None:
     """
     A list with another name is another run; the state of the one before is kept, whole, until its name returns.
+    Also where it came with an image, whose folders an overlay does not rename.
     """
+    if image:
+        monkeypatch.setattr(os, "rename", rename_below_an_overlay)
     Path(places.output("a")).write_text("result")
     other = places._replace(run="other")
     resumed = resume.open_ledger(other)
