@@ -96,6 +96,9 @@ def installed(needs_machine: None) -> Iterator[Machine]:
     with Machine(size="4g", network=True) as machine:
         machine.run("make -C /src install", timeout=300)
         machine.run("systemctl disable --now agent.service agent.path")
+        # It has done something else already, of which the containers do not know.
+        machine.write("/root/other.yaml", "run: other\ntasks:\n  - {id: a, run: 'true'}\n")
+        machine.run("agentctl run /root/other.yaml --state /var/lib/agent")
         machine.run(f"mkdir -p {STORE} && mount -t tmpfs store {STORE}")
         if machine.run(
             f"cd {STORE} && mkdir u w r && mount -t overlay -o lowerdir=/,upperdir=u,workdir=w x r", check=False
@@ -157,6 +160,7 @@ def test_a_run_outlives_its_machines_and_its_supervisor(host: Host) -> None:
     print(f"a destroyed container, with a look each second: noticed after {took}")
 
     third = host.meet(24)
+    assert "runs" not in host.inside(third, "ls /var/lib/agent"), "the other run is not of this machine"
     host.kill()
     host.inside(third, "mount --bind /var/lib/agent /var/lib/agent && mount -o remount,bind,ro /var/lib/agent")
     host.inside(third, "systemctl kill --kill-whom=main --signal=KILL agent")
