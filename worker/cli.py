@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run = commands.add_parser("run", help="work through the list (this is the daemon)")
     run.add_argument("config", nargs="?", metavar="CONFIG", help="the task list")
-    _add_state(run)
+    _add_state(run, "; with CONFIG ~/.local/state/agent/RUN")
     run.set_defaults(command=_run)
 
     for name, command, text in (
@@ -145,9 +145,9 @@ def _add_outside(add: Callable[..., argparse.ArgumentParser]) -> None:
     supervise.set_defaults(command=_supervise)
 
 
-def _add_state(parser: argparse.ArgumentParser) -> None:
+def _add_state(parser: argparse.ArgumentParser, besides: str = "") -> None:
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--state", metavar="DIR", help="the state folder (default: the installed agent's)")
+    where.add_argument("--state", metavar="DIR", help=f"the state folder (default: the installed agent's{besides})")
     where.add_argument("--instance", default="", metavar="NAME", help="the installed agent@NAME")
 
 
