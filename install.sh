@@ -143,6 +143,7 @@ do_purge() {
     for unit in agent.service agent@.service agent-alert@.service; do
         remove "/etc/systemd/system/$unit.d/$DROPIN"
         rmdir "$DESTDIR/etc/systemd/system/$unit.d" 2>/dev/null || :
+        [ ! -e "$DESTDIR/etc/systemd/system/$unit.d" ] || say "kept /etc/systemd/system/$unit.d, with files of your own"
     done
     remove "$ETC"
     for path in "$DESTDIR$STATE" "$DESTDIR$STATE"@* "$DESTDIR$CACHE" "$DESTDIR$CACHE"@* "$DESTDIR$SUPERVISOR"; do
