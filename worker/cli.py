@@ -222,6 +222,8 @@ def _log(options: argparse.Namespace) -> int:
 def _budget(options: argparse.Namespace) -> int:
     from worker import grant
 
+    if options.id is not None and not options.add:
+        raise AgentError("--id names what --add gives", "say what: agentctl budget --add spend=10 --id NAME")
     where = _state_folder(options), _unit_name(options)
     print(grant.from_outside(*where, options.add, options.id) if options.add else grant.show(*where))
     return OK

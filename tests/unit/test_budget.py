@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from worker import budget, folder, grant, outside, report
+from worker import budget, cli, folder, grant, outside, report
 from worker.budget import Budget, State
 from worker.errors import AgentError, StateError
 from worker.ledger import LedgerAway
@@ -128,3 +128,8 @@ def test_ends_that_are_counted_and_not_forgotten_are_not_counted_again(ledger: S
 def test_what_is_no_amount_is_refused_with_what_to_write(words: list[str]) -> None:
     with pytest.raises(ValueError, match="as in spend=5"):
         grant.parse(words)
+
+
+def test_the_name_of_a_grant_without_one_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["budget", "--id", "mine"]) == 1
+    assert "say what: agentctl budget --add" in capsys.readouterr().err
