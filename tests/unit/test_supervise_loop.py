@@ -170,13 +170,18 @@ def test_somebody_is_told_once_of_an_end_that_is_not_well(tmp_path: Path) -> Non
 
 def test_a_machine_that_cannot_be_made_is_tried_again_under_the_same_name(tmp_path: Path) -> None:
     """
-    A provider that has no room now; nothing leaks if it had made half of it.
+    A provider that has no room now; nothing leaks if it had made half of it.  The record says why until it has.
     """
     world = World(tmp_path / "w", DONE)
     (world.root / "broken").touch()
+    (world.root / "fatal").write_text(f"{2 * 2 + 1}")  # killed at its second command
+    assert world.supervise() == -signal.SIGKILL
+    why = "could not be made: exited with status 1: no room"
+    assert f"{why}; again in" in world.said
+    assert world.record()["machines"][0]["why"] == why
     assert world.supervise() == 0, world.said
-    assert "could not be made: exited with status 1: no room; again in" in world.said
     assert world.machines() == [("1", "paused")]
+    assert world.record()["machines"][0]["why"] == "done"
 
 
 @pytest.mark.parametrize("said", [r"--force", r"no\0id", r"$(yes x | head -c 900 | tr -d '\n')", r"\033[31mred"])

@@ -86,7 +86,7 @@ class Life:
             machine = machine._replace(id=found)
             self._book.say("machine-made", f"{machine.name}: made", NOTICE, machine)
         now = moment()
-        machine = machine._replace(state=record.PREPARING, made=now, well=now, awaited=now, faults=0)
+        machine = machine._replace(state=record.PREPARING, made=now, well=now, awaited=now, faults=0, why="")
         self._book.put(machine)
         return 0.0
 
@@ -105,10 +105,9 @@ class Life:
 
     def _not_created(self, machine: Machine, fault: str) -> float:
         delay = min(BACK_OFF_MAX, self._sandbox.poll * 2.0 ** min(machine.faults, 20))
-        self._book.put(machine._replace(faults=machine.faults + 1))
-        self._book.say(
-            "warning", f"{machine.name}: could not be made: {fault}; again in {show(delay)}", WARNING, machine
-        )
+        why = f"could not be made: {fault}"
+        self._book.put(machine._replace(faults=machine.faults + 1, why=why))
+        self._book.say("warning", f"{machine.name}: {why}; again in {show(delay)}", WARNING, machine)
         return delay
 
     def _prepare(self, machine: Machine) -> float:
@@ -124,13 +123,16 @@ class Life:
         path = copy.path(self._book.root) if found is not None else None
         fault = remote.prepare(self._hand, machine, self._sandbox.setup, self._files, path)
         if fault:
-            machine = machine._replace(faults=machine.faults + 1)
+            why = f"cannot be prepared: {fault}"
+            machine = machine._replace(faults=machine.faults + 1, why=why)
             if machine.faults >= _FAULTS:
-                return self._give_up(machine, f"it cannot be prepared: {fault}")
+                return self._give_up(machine, f"it {why}")
             self._book.put(machine)
-            self._book.say("warning", f"{machine.name}: cannot be prepared: {fault}; trying again", WARNING, machine)
+            self._book.say("warning", f"{machine.name}: {why}; trying again", WARNING, machine)
             return self._sandbox.poll
-        ready = machine._replace(state=record.STARTING, extended=moment(), done=copy.done(found), given=self._marks)
+        ready = machine._replace(
+            state=record.STARTING, extended=moment(), done=copy.done(found), given=self._marks, why=""
+        )
         known = self._book.known.put(ready)
         if machine.number > 1 and not self._sandbox.shared:
             # What was spent after the copy is spent, though the worker that goes on from it knows nothing of it.

@@ -57,7 +57,7 @@ class Machine(NamedTuple):
     well: Moment  # when its worker was last seen at work, or was given time to get there
     begun: bool = False  # `create` has been run at least once
     progress: bool = False  # a step was done there
-    why: str = ""  # it was given up
+    why: str = ""  # it was given up, or is not ready yet
     unanswered: int = 0  # looks in a row
     resumes: int = 0  # since it was last well
     restarts: int = 0  # since a step was last done there
