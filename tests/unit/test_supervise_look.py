@@ -53,3 +53,12 @@ def test_a_checkpoint_is_there_when_the_machine_says_so() -> None:
     assert remote.read(f"{UNIT}Checkpoint=there\n").checkpoint
     assert not remote.read(UNIT).checkpoint
     assert not remote.read("").checkpoint
+
+
+@pytest.mark.parametrize("steps", [{"total": 3}, {"done": 3}, {"total": 3, "done": "1"}, {"total": 3, "done": -1}, 3])
+def test_counts_of_steps_are_all_there_or_none_is(steps: object) -> None:
+    """
+    Everybody who reads them, also out of the record, finds what is done where there is a total.
+    """
+    assert remote.read(json.dumps({"steps": steps}, indent=1)).steps == {}
+    assert remote.read(json.dumps({"steps": {"total": 3, "done": 1}}, indent=1)).steps == {"total": 3, "done": 1}

@@ -130,8 +130,9 @@ def _number(value: Any) -> float | None:
 
 
 def _counts(value: Any) -> dict[str, int]:
-    counts = value.items() if isinstance(value, dict) else ()
-    return {name: count for name, count in counts if type(count) is int and 0 <= count < _TOO_MUCH}
+    found = value.items() if isinstance(value, dict) else ()
+    counts = {name: count for name, count in found if type(count) is int and 0 <= count < _TOO_MUCH}
+    return counts if {"total", "done"} <= counts.keys() else {}  # one without the other says nothing
 
 
 def prepare(hand: Hand, machine: Machine, setup: str, given: Given, checkpoint: str | None) -> str:
