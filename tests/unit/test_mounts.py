@@ -15,7 +15,7 @@ from worker import folder, member, mounts, resume
 from worker.folder import Places
 from worker.ledger import Claim, Ledger
 from worker.ledger.sqlite import SqliteLedger, database
-from worker.ledger.sqlite.database import connect, log, reading, strange_log
+from worker.ledger.sqlite.database import connect, log, strange_log
 
 MOUNTS = """\
 22 1 0:21 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -223,24 +223,31 @@ def test_a_ledger_put_beside_the_journal_of_another_one_is_not_changed_by_it(
     assert len(list(root.glob("ledger.db-journal.corrupt-*"))) == 1
 
 
-def test_the_journal_of_a_worker_that_commits_meanwhile_is_not_taken_for_another_ones(
-    tmp_path: Path, network: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("program", [SPILL, COMMIT], ids=["before the commit", "in the commit"])
+def test_a_commit_between_two_looks_does_not_make_the_journal_of_a_worker_another_ones(
+    tmp_path: Path, network: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     """
-    Who took it for that would read the file without a lock, in the middle of the next commit.
+    Its ledger would be read without its journal and without a lock, in the middle of what is being written.
     """
-    ledger = SqliteLedger.create(str(tmp_path / "ledger.db"))
-    write(ledger, "a")
-    cut_off(tmp_path / "ledger.db")
+    path = tmp_path / "ledger.db"
+    SqliteLedger.create(str(path)).close()
+    look, looks = database._head, []
 
-    def meanwhile(_journal: str, _head: bytes) -> bool:
-        for _ in range(2):
-            ledger.note({"state": "running"})
-        return False
+    def look_and_be_late(name: str) -> bytes:
+        found = look(name)
+        looks.append(name)
+        if len(looks) == 1:
+            ledger = SqliteLedger.open(str(path))
+            write(ledger, "a")
+            ledger.close()
+            cut_off(path, program)
+        return found
 
-    monkeypatch.setattr(database, "_belongs", meanwhile)
-    assert reading(str(tmp_path / "ledger.db")) == "ro"
-    ledger.close()
+    monkeypatch.setattr(database, "_head", look_and_be_late)
+    assert strange_log(str(path)) == ""
+    assert len(looks) > 1
+    assert done(path) == ["a"]
 
 
 def test_a_claim_is_durable_where_a_power_cut_could_break_the_file(

@@ -12,7 +12,7 @@ from worker.ledger import LedgerCorrupt, StorageFull
 # Well below any WatchdogSec: waiting for another writer must not look like a hang.
 _BUSY_SECONDS = 5.0
 LOGS = ("-wal", "-journal")
-_JOURNAL = bytes.fromhex("d9d505f920a163d7")
+_JOURNAL, _JOURNAL_HEAD = bytes.fromhex("d9d505f920a163d7"), 28
 _WAIT_AND_RETRY = {
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
@@ -66,12 +66,15 @@ def strange_log(path: str) -> str:
     A ledger at work says in its header that it has a write-ahead log; our copies, and those at work with a rollback
     journal, say that they have none.
     """
-    head = _head(path)
+    before = _looked_at(path)
+    head = before[0]
+    found = ""
     if head and not _ahead(head) and os.path.exists(f"{path}-wal"):
-        return "-wal"
-    if head and _counts(f"{path}-journal") and not _belongs(f"{path}-journal", head) and _head(path) == head:
-        return "-journal"  # and no worker has committed while we looked from the one to the other
-    return ""
+        found = "-wal"
+    elif head and before[1].startswith(_JOURNAL) and not _belongs(f"{path}-journal", head):
+        found = "-journal"
+    # What has changed meanwhile is at work, and its log is its own.
+    return found if _looked_at(path) == before else ""
 
 
 def reading(path: str) -> str:
@@ -83,6 +86,14 @@ def reading(path: str) -> str:
     if _ahead(_head(path)) and not os.path.exists(f"{path}-wal") and not os.access(os.path.dirname(path), os.W_OK):
         return "ro&immutable=1"  # a read-only disk: nobody writes, and there can be no log
     return "ro"
+
+
+def _looked_at(path: str) -> tuple[bytes, bytes]:
+    """Return how the database and its rollback journal begin.
+
+    A commit counts the changes in the one (offset 24), and has a number of its own in the other (offset 12).
+    """
+    return _head(path), _head(f"{path}-journal")[:_JOURNAL_HEAD]
 
 
 def _head(path: str) -> bytes:
@@ -109,7 +120,7 @@ def _belongs(journal: str, head: bytes) -> bool:
     sqlite.org/fileformat.html, "The Database Header" and "The Rollback Journal".
     """
     with open(journal, "rb") as file:
-        start = file.read(28)
+        start = file.read(_JOURNAL_HEAD)
         pages, sector, page = (int.from_bytes(start[at : at + 4], "big") for at in (16, 20, 24))
         file.seek(sector)
         while number := file.read(4):
