@@ -19,6 +19,8 @@ def export(file: str, root: str, unit: str | None) -> str | None:
     """
     if file != "-" and os.path.dirname(os.path.realpath(file)) == os.path.realpath(root):
         raise AgentError(f"{file}: is in the run's own folder", "name a file elsewhere")
+    if file != "-" and os.path.exists(file) and not os.path.isfile(file):  # a device would be replaced, for everybody
+        raise AgentError(f"{file}: is no plain file", "name one; '-' is standard output")
     with contextlib.closing(report.open_ledger(root, unit)) as store:
         run = store.fact("run") or ""
         try:
@@ -28,13 +30,14 @@ def export(file: str, root: str, unit: str | None) -> str | None:
                 store.copy_to(os.path.abspath(file))
                 return f"run {run}: revision {_revision(os.path.abspath(file))} is in {file}"
             with store.moment() if isinstance(store, SqliteLedger) else contextlib.nullcontext():
-                if file == "-":
-                    for chunk in checkpoint.chunks(run, store):
-                        sys.stdout.buffer.write(chunk)
-                    sys.stdout.buffer.flush()
-                    return None
-                checkpoint.write(os.path.abspath(file), run, store)
-                return f"run {run}: revision {checkpoint.header(file).revision} is in {file}"
+                if file != "-":
+                    checkpoint.write(os.path.abspath(file), run, store)
+                    return f"run {run}: revision {checkpoint.header(file).revision} is in {file}"
+                said = b"".join(checkpoint.chunks(run, store))
+            # Whoever reads it may take his time; until he had all of it, no worker could write to some ledgers.
+            sys.stdout.buffer.write(said)
+            sys.stdout.buffer.flush()
+            return None
         except LedgerCorrupt as exc:
             raise StateError(f"{root}/ledger.db: {exc}", "nothing was written") from exc
         except BrokenPipeError:

@@ -14,7 +14,8 @@ import pytest
 
 from tests.conftest import MakeWorker
 from tests.support import ROOT, Worker
-from worker import checkpoint, cli, ledger, swap
+from worker import checkpoint, cli, ledger, mounts, swap
+from worker.ledger import Claim
 from worker.ledger.sqlite import SqliteLedger
 
 RUN = "run: demo\ntasks:\n  - {id: s, foreach: {range: 1-4}, run: 'echo $AGENT_ITEM; cat ../go'}\n"
@@ -120,6 +121,32 @@ def test_standard_output_of_one_is_standard_input_of_the_other(stopped: Worker, 
     listed = agentctl("list", "--state", tmp_path / "new")
     assert "no worker has read it since the restore" in listed.stderr
     assert len(listed.stdout.splitlines()) == 3
+
+
+def test_whoever_reads_an_export_slowly_holds_up_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    With a rollback journal nobody can write while somebody reads; what has been read is passed on after that.
+    """
+    monkeypatch.setattr(mounts, "kind", lambda _path: "nfs4")
+    with contextlib.closing(SqliteLedger.create(str(tmp_path / "ledger.db"), facts={"run": "demo"})) as store:
+        store.record([], [Claim(f"s@{n}", 1, "abc", 1000.0, "boot") for n in range(3000)])  # more than a pipe holds
+        command = [sys.executable, "-m", "worker", "export", "--state", str(tmp_path)]
+        with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE) as reading:
+            assert reading.stdout is not None and reading.stdout.read(1) == b"{"
+            store.note({"state": "running"})
+            assert len(checkpoint.parse(b"{" + reading.stdout.read()).attempts) == 3000
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.db"])
+def test_an_export_replaces_nothing_but_a_file(stopped: Worker, tmp_path: Path, name: str) -> None:
+    """
+    /dev/null, say, which would be a plain file from then on.
+    """
+    special = tmp_path / name
+    os.mkfifo(special)
+    done = agentctl("export", special, "--state", stopped.state)
+    assert (done.returncode, f"{special}: is no plain file" in done.stderr) == (1, True)
+    assert special.is_fifo()
 
 
 def test_an_export_of_a_living_run_is_of_one_moment(worker: MakeWorker) -> None:
