@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from worker import errands, files, ping
+from worker import errands, errors, files, ping
 from worker.contact import Contact
 from worker.journal import NOTICE, Journal
 from worker.process import SpawnError
@@ -48,6 +48,14 @@ class Words(NamedTuple):
     alert: Alert
 
 
+_OF_STATUS = {
+    errors.STEP_FAILED: Alert(FAILED, "a step failed for good"),
+    errors.OUT_OF_BUDGET: Alert(OUT_OF_BUDGET, "the budget is spent"),
+    errors.STATE_UNUSABLE: Alert(GAVE_UP, "the state folder, or the ledger's server, cannot be used"),
+    errors.CONFIG: Alert(GAVE_UP, "the configuration is wrong"),
+}
+
+
 def last_lines(data: bytes) -> str:
     """Return the end of a log, as much of it as an alert takes along."""
     lines = data[-LINES_BYTES:].decode(errors="replace").replace("\0", "").splitlines()
@@ -70,6 +78,11 @@ def last_words(root: str) -> Words | None:
         return Words(status, Alert(*alert))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def of_status(status: int) -> Alert | None:
+    """Return what the exit status of a worker says alone, where it could leave no word; None if nothing bad."""
+    return _OF_STATUS.get(status)
 
 
 def forget_words(root: str) -> None:

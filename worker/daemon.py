@@ -65,9 +65,11 @@ def _cause(exc: AgentError) -> str:
 def _tell(told: Contact | None, root: str, status: int, environ: Mapping[str, str], log: Journal) -> None:
     """Tell of an end for the worse, where no unit does that."""
     words = alert.last_words(root)
-    if told is not None and words is not None and words.status == status and alert.UNIT not in environ:
+    # A full disk may have taken no words.
+    due = words.alert if words is not None and words.status == status else alert.of_status(status)
+    if told is not None and due is not None and alert.UNIT not in environ:
         base = environment.own_anyhow(environ, told.given, log.warning)
-        alert.tell(words.alert, told, root, "", base, log, alert.SHORT_PAUSES)
+        alert.tell(due, told, root, "", base, log, alert.SHORT_PAUSES)
 
 
 def _work(

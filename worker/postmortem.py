@@ -12,18 +12,12 @@ from collections.abc import Mapping
 from worker import alert, awake, config, contact, environment, folder, journal, rehearsal, systemd, unit
 from worker.alert import Alert
 from worker.contact import Contact
-from worker.errors import CONFIG, FAULT, OK, OUT_OF_BUDGET, STATE_HELD, STATE_UNUSABLE, STEP_FAILED, AgentError
+from worker.errors import FAULT, OK, STATE_HELD, AgentError
 from worker.folder import Ends
 from worker.journal import Journal
 
 _WANTED = ("LoadState", "ActiveState", "SubState", "Result", "NRestarts", "ExecMainCode", "ExecMainStatus")
 _EXITED = "1"  # ExecMainCode is the si_code of waitid(2)
-_STATUS = {
-    STEP_FAILED: (alert.FAILED, "a step failed for good"),
-    OUT_OF_BUDGET: (alert.OUT_OF_BUDGET, "the budget is spent"),
-    STATE_UNUSABLE: (alert.GAVE_UP, "the state folder, or the ledger's server, cannot be used"),
-    CONFIG: (alert.GAVE_UP, "the configuration is wrong"),
-}
 
 
 def tell(name: str, config_path: str, root: str, environ: Mapping[str, str]) -> int:
@@ -75,8 +69,9 @@ def examine(name: str, found: Mapping[str, str], words: alert.Words | None, last
         return None  # by another worker, which does the run's work and tells for itself
     if exited and words is not None and words.status == status:
         return words.alert
-    if exited and status in _STATUS:
-        kind, cause = _STATUS[status]
+    plain = alert.of_status(status) if exited else None
+    if plain is not None:
+        kind, cause, *_ = plain
     else:  # systemd starts it again after such an end, until the unit's start limit
         again = found.get("NRestarts", "0") != "0"
         kind = alert.GAVE_UP

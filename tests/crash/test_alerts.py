@@ -74,6 +74,17 @@ def test_each_change_for_the_worse_is_told_once(worker: MakeWorker) -> None:
     assert ["nowhere" in told["AGENT_CAUSE"] for told in alerts(w)[2:]] == [True, False]
 
 
+def test_a_run_that_failed_is_told_of_although_no_word_of_it_could_be_left(worker: MakeWorker) -> None:
+    """
+    A disk may have no space for it; the exit status says what kind of an end it was.
+    """
+    w = worker(f"{ALERT}\ntasks:\n  - {{id: a, run: exit 3, retry: {{attempts: 1}}}}\n")
+    (w.state / "last-words").mkdir(parents=True)
+    assert w.run() == 70
+    (told,) = alerts(w)
+    assert (told["AGENT_ALERT"], told["AGENT_CAUSE"]) == ("failed", "a step failed for good")
+
+
 def test_whoever_meets_a_second_worker_tells_nothing(worker: MakeWorker) -> None:
     """
     77: the run is in good hands, and they have the say.
