@@ -72,6 +72,10 @@ class Meter(Companion):
         hours = (used.hours or 0) + (clock.monotonic() - self._since) / 3600
         return State(limits, used._replace(hours=hours, spend=(used.spend or 0) + self._unsaid()))
 
+    def owes(self) -> bool:
+        """Return whether steps have spent something that the ledger does not know yet."""
+        return self._unsaid() > 0
+
     def note(self) -> None:
         """Let the ledger know what the running steps have spent, before anything else follows from it."""
         news = {(a.step.id, a.number): a.said.spend for a in self._running.values() if not a.over}

@@ -310,10 +310,10 @@ class Run:
         return finished not in (STOPPED, LEFT, OUT_OF_BUDGET) and self._more_to_do()
 
     def _gives_up(self) -> bool:
-        """Return whether not to wait for the ledger any longer: for the budget alone no work is thrown away."""
+        """Return whether not to wait for the ledger any longer: for the budget alone nothing done or paid is lost."""
         if self._orders.leaving or self._orders.ending != OUT_OF_BUDGET:
             return self._orders.done
-        return not self._crew.at_stake() and not self._broker.committing
+        return not (self._crew.at_stake() or self._broker.committing or self._meter.owes())
 
     def _give_up(self) -> int:
         """End although nothing can be written; the steps have their time to end, unless they outlive us."""

@@ -355,6 +355,29 @@ tasks:
     assert {row.step: row.outcome for row in w.rows()} == {"a": "done", "b": "interrupted"}
 
 
+def test_money_is_waited_for_until_it_is_on_the_books(
+    worker: MakeWorker, full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    The step that spent it is ended; the worker does not end before the ledger knows, or the next one could spend it
+    again.
+    """
+    w = worker(
+        f"""
+budget: {{spend: 1}}
+defaults: {{env: {{FULL: {full}}}}}
+tasks:
+  - {{id: a, run: 'touch "$FULL"; {SPEND} 2; exec sleep 600'}}
+""",
+        environ={"PYTHONPATH": f"{ROOT}:{full.parent}/hook"},
+    )
+    w.start().until("the budget is spent, spend: 2 of 1 used; ending the steps")
+    full.unlink()
+    assert w.wait() == OUT_OF_BUDGET
+    assert used(w, capsys, "spend") == 2
+    assert [row.outcome for row in w.rows()] == ["interrupted"]
+
+
 def test_a_run_whose_last_step_ended_well_is_done_whatever_it_has_cost(worker: MakeWorker, full: Path) -> None:
     """
     What is left of the step when it has ended spends the last of the money: nothing is left for which more is needed.
