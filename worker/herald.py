@@ -46,6 +46,7 @@ class Herald(Companion):
         self._errands = errands
         self._journal = journal
         self._saved: Contact | None = None
+        self._begun = False
         self._at_work = False
         self._pinged = f"{places.root}/pinged"
         self._save()
@@ -53,16 +54,13 @@ class Herald(Companion):
     def begin(self) -> None:
         alert.forget_words(self._places.root)
         alert.forget_told(self._places.root, alert.GAVE_UP)
-        wanted = self._settings().ping
-        if wanted != Ping():
-            with contextlib.suppress(OSError):  # then an end is not made known if the worker dies just before
-                files.publish(self._pinged, b"begun\n")
-        self._ping("start", wanted.start)
+        self._begun = True
+        self._owe()
+        self._ping("start", self._settings().ping.start)
 
     def keep(self, now: float) -> None:
         """Take note of another contact; what was told is over once a step runs again."""
-        if self._settings() is not self._saved:
-            self._save()
+        self._look()
         if not self._at_work and self._running:
             self._at_work = True
             alert.forget_told(self._places.root)
@@ -71,6 +69,7 @@ class Herald(Companion):
         """Make an end known, after the begin, and wait until it is.  While there is work left there is no end."""
         if finished not in ("done", "failed", "out-of-budget"):
             return
+        self._look()
         self._errands.wait(clock.monotonic() + ping.LONGEST, _NAME)
         if finished == "failed":
             alert.say_last(self._places.root, Words(STEP_FAILED, self._failure()))
@@ -79,6 +78,19 @@ class Herald(Companion):
         elif os.path.exists(self._pinged):
             self._ping("finish", self._settings().ping.finish)
             self._errands.wait(clock.monotonic() + ping.LONGEST, _NAME)
+
+    def _look(self) -> None:
+        """Take note of another contact."""
+        if self._settings() is not self._saved:
+            self._save()
+            if self._begun:
+                self._owe()
+
+    def _owe(self) -> None:
+        """Note that an end of this run is to be made known, if anybody wants to know."""
+        if self._settings().ping != Ping():
+            with contextlib.suppress(OSError):  # then an end is not made known if the worker dies just before
+                files.publish(self._pinged, b"begun\n")
 
     def _save(self) -> None:
         self._saved = self._settings()

@@ -199,6 +199,19 @@ def test_a_ping_that_fails_is_a_warning_without_the_secret(worker: MakeWorker, t
     assert (w.state / "pinged").exists(), "the end is not known yet"
 
 
+def test_a_ping_that_the_list_has_got_meanwhile_makes_the_end_known(worker: MakeWorker) -> None:
+    """
+    A service that has been told of no begin waits for the end all the same.
+    """
+    script = Script((200, b""))
+    with serving(script) as url:
+        w = worker("tasks:\n  - {id: a, run: mv ../../next.yaml ../../list.yaml}\n")
+        (w.config.parent / "next.yaml").write_text(f"ping: {{finish: '{url}finish'}}\n{w.config.read_text()}")
+        assert w.run() == 0
+    assert _paths(script) == ["/finish"]
+    assert not (w.state / "pinged").exists()
+
+
 def test_a_secret_in_a_ping_is_found_nowhere(worker: MakeWorker, tmp_path: Path) -> None:
     """
     Case J8: the server sees it, and nobody else: no line, no file of the state folder, no process by its command line
