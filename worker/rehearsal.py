@@ -10,6 +10,7 @@ import os
 import pwd
 import select
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ _RUN = "/run"
 _TEST = Alert("test", "this is a test, nothing has happened", "a-step", "these would be\nthe step's last lines")
 # Behind all that is printed, if all of it worked.
 _WELL = b"\0well"
+_PATIENCE = struct.pack("ll", 5, 0)  # struct timeval
 
 
 def hold(contact: Contact, unit_name: str, base: Mapping[str, str]) -> int:
@@ -93,6 +95,8 @@ def _listen(listener: socket.socket, teller: str) -> int:
 def hold_if_asked(find: Callable[[], Contact | None], name: str, environ: Mapping[str, str]) -> None:
     """Hold it if somebody listens for the unit `name`; what is printed goes there."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as listener:
+        # Somebody who listens no more, suspended say, must not keep an alert that is due.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
         listener.connect(_path(name))
         before = os.dup(1), os.dup(2)
         try:

@@ -1,9 +1,14 @@
 """What is told of a unit that is down, and of what: decisions, without systemd."""
 
+import contextlib
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import PATIENCE, ROOT
 from worker import alert, contact, environment, postmortem
 from worker.alert import Alert, Words
 from worker.contact import Contact, Ping
@@ -124,3 +129,29 @@ def test_a_file_that_has_gone_is_no_reason_to_tell_nobody(tmp_path: Path) -> Non
     }
     (said,) = warnings
     assert "gone.env" in said and said.endswith("going on without 'env_file'")
+
+
+REHEARSE = """
+import struct, sys
+from worker import rehearsal
+from worker.contact import Contact
+rehearsal._RUN, rehearsal._PATIENCE = sys.argv[1], struct.pack("ll", 0, 10_000)
+rehearsal.hold_if_asked(lambda: Contact("r", ("seq", "1000000")), "agent", {"PATH": "/usr/bin:/bin"})
+print("gone on")
+"""
+
+
+@pytest.mark.parametrize("waiting", [0, 2], ids=["who does not read", "whom others wait for"])
+def test_somebody_who_tries_an_alert_and_is_suspended_keeps_none_that_is_due(tmp_path: Path, waiting: int) -> None:
+    """
+    Whether what is printed finds no reader, or there is no place left among those who wait to be heard.
+    """
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(f"{tmp_path}/agent-alert-test")
+        listener.listen(1)
+        for _ in range(waiting):
+            opened.enter_context(socket.socket(socket.AF_UNIX)).connect(f"{tmp_path}/agent-alert-test")
+        command = [sys.executable, "-c", REHEARSE, str(tmp_path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert done.stdout.endswith("gone on\n")
