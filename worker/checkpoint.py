@@ -6,6 +6,7 @@ Written from the ledger, atomically; when, is the keeper's to say.  One attempt 
 
 import base64
 import json
+import math
 import re
 from collections.abc import Iterator
 from itertools import compress
@@ -177,6 +178,8 @@ def _row(entry: dict[str, object]) -> tuple[Row, bytes | None]:
     values = {name: entry.get(name, default) for name, default in _DEFAULT_VALUES.items()}
     for name, value in values.items():
         if not isinstance(value, _TYPES[name]) or (isinstance(value, int) and abs(value) >= 2**63):
+            raise ValueError(f"'{name}' is {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):  # JSON as Python reads it has such numbers
             raise ValueError(f"'{name}' is {value!r}")
     return Row(**values), _output(entry)  # type: ignore[arg-type]
 

@@ -99,3 +99,15 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> Non
         checkpoint.header(str(path))
     with pytest.raises(CheckpointError):
         checkpoint.load(str(path))
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_a_number_that_is_none_is_not_taken_for_one(number: str) -> None:
+    """
+    No ledger could be made of it, or its budget would be spent for ever: such a copy is not sound.
+    """
+    row = f'{{"seq": 1, "step": "a", "number": 1, "definition": "", "started": 1, "boot": "", "spend": {number}}}'
+    text = f'{{"format": 2, "run": "demo", "revision": 1, "facts": {{}},\n"attempts": [\n{row},\n{{}}\n]}}\n'
+    assert len(checkpoint.parse(text.replace(number, "1").encode()).attempts) == 1
+    with pytest.raises(CheckpointError, match=r"'spend' is (nan|inf)"):
+        checkpoint.parse(text.encode())
