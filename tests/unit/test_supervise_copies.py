@@ -85,9 +85,9 @@ def test_nothing_is_copied_and_nothing_said_before_there_is_a_checkpoint(tmp_pat
     assert (world.root / "state/checkpoint.json").exists()
 
 
-@pytest.mark.parametrize("comes", [True, False])
+@pytest.mark.parametrize("comes", ["and is heard of", "and nobody has heard of it yet", ""])
 def test_what_has_come_when_a_machine_is_given_up_is_taken_in_and_the_rest_is_dropped(
-    tmp_path: Path, comes: bool
+    tmp_path: Path, comes: str
 ) -> None:
     """
     It may be the newest that there will ever be of that machine.
@@ -110,8 +110,11 @@ def test_what_has_come_when_a_machine_is_given_up_is_taken_in_and_the_rest_is_dr
     copier = Copier(settings, hand, runner, clockwork, book)
     try:
         copier.tend(machine, there=True)
-        if comes:
+        if comes == "and is heard of":
             clockwork.wait(60)  # it wakes us
+        elif comes:
+            assert copier._under_way is not None and copier._under_way[0]._started is not None
+            os.waitid(os.P_PID, copier._under_way[0]._started.pid, os.WEXITED | os.WNOWAIT)
         copier.drop()
     finally:
         clockwork.close()

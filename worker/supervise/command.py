@@ -88,7 +88,12 @@ class Running:
             self._events.watch(fd, functools.partial(self._on_output, fd))
 
     def answer(self) -> Answer | None:
-        """Return how it ended; None while it runs and has time left."""
+        """Return how it ended; None while it runs and has time left.
+
+        What has come to its end has an answer, whether anybody has waited for that or not.
+        """
+        if self._answer is None and select.select([self._ended], [], [], 0)[0]:
+            self._on_end()
         if self._answer is None and clock.monotonic() >= self.until:
             self.end()
         return self._answer
