@@ -11,6 +11,7 @@ import pytest
 
 from tests.supervision import DONE, SOURCE, TWO_MACHINES, World
 from worker import process
+from worker.errors import OUT_OF_BUDGET
 
 
 def test_a_machine_that_is_stopped_is_resumed_and_goes_on(tmp_path: Path) -> None:
@@ -106,6 +107,22 @@ def test_a_budget_of_machines_is_kept_and_can_be_raised(tmp_path: Path) -> None:
     world.configure("budget: {machines: 2}\n")
     assert world.supervise() == 0, world.said
     assert world.machines() == [("1", "gone"), ("2", "paused")]
+
+
+def test_a_machine_that_was_still_to_be_prepared_when_the_budget_was_spent_is_when_it_is_raised(tmp_path: Path) -> None:
+    """
+    Before its worker is started: without the copy that would begin the run anew.
+    """
+    world = World(tmp_path / "w", TWO_MACHINES, "setup: '[ ${PWD##*-} = 1 ] || sleep 1000'\n")
+    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr is not None
+        assert any("-2: made" in line for line in first.stderr)
+        first.kill()
+    world.configure("budget: {hours: 0.000001}\n")
+    assert world.supervise() == OUT_OF_BUDGET
+    world.configure("")
+    assert world.supervise() == 0, world.said
+    assert len(list((world.root / "disks").glob("*-2/restored.json"))) == 1
 
 
 def test_spend_counts_what_a_lost_machine_had_spent_and_its_successor_does_not_know(tmp_path: Path) -> None:

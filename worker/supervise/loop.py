@@ -127,7 +127,9 @@ class Supervisor:
         last = known.machines[-1] if known.machines else None
         if last is not None and last.state == record.PAUSED and last.why in EXIT:
             now = moment()
-            fresh = last._replace(state=record.STARTING, why="", well=now, restarts=0, resumes=0, unanswered=0)
+            # One that has been extended has had what it needs; another one would begin the run anew.
+            state = record.STARTING if last.extended is not None else record.CREATING
+            fresh = last._replace(state=state, why="", well=now, restarts=0, resumes=0, unanswered=0)
             known = known.put(fresh)
         self._book.known = known
 

@@ -65,7 +65,7 @@ class Machine(NamedTuple):
     given: tuple[tuple[str, str], ...] = ()  # what was put on it: paths there, and digests
     done: int = 0  # steps of the run, the most that were seen; at first, those that it goes on from
     awaited: Moment | None = None  # since when it is to boot, and may be silent
-    extended: Moment | None = None
+    extended: Moment | None = None  # the last time; None until it has been prepared
     fence: Moment | None = None  # since when somebody waits for it to be surely dead
 
 
