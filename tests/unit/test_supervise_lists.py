@@ -6,7 +6,10 @@ import subprocess
 from pathlib import Path
 from typing import IO
 
+import pytest
+
 from tests.supervision import DONE, SOURCE, TWO_MACHINES, World
+from worker.supervise import parcel
 
 MENDED = "run: job\ntasks:\n  - {id: mended, run: 'true'}\n"
 WAITS = "if grep -q mended etc/config.yaml; then ends done; fi\n"
@@ -90,6 +93,42 @@ def test_a_list_that_changed_while_there_was_no_supervisor_reaches_the_machine_o
     assert world.words() == "create1 put1 start1 put1 reload1 start1"
     assert world.supervise() == 0, world.said
     assert world.words() == "create1 put1 start1 put1 reload1 start1 put1 start1 pause1"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "promised"),
+    [
+        ((), (("a", "1"),), (("a", ""),)),
+        ((("a", "1"), ("b", "1")), (("a", "1"), ("b", "1")), (("a", "1"), ("b", "1"))),
+        ((("a", "1"), ("b", "1")), (("a", "1"), ("b", "2")), (("a", "1"), ("b", ""))),
+        ((("a", "1"), ("b", "1")), (("a", "1"), ("c", "1")), (("a", "1"), ("b", ""), ("c", ""))),
+        ((("a", ""),), (("a", "1"),), (("a", ""),)),
+    ],
+)
+def test_of_what_changes_nobody_knows_which_a_machine_has(
+    before: parcel.Marks, now: parcel.Marks, promised: parcel.Marks
+) -> None:
+    """
+    Until it is known to have taken it: then, too, when the list becomes meanwhile what it had been before.
+    """
+    assert parcel.promised(before, now) == promised
+
+
+def test_what_a_dead_supervisor_has_put_on_a_machine_does_not_stay_there_when_it_is_dropped(tmp_path: Path) -> None:
+    """
+    It died before it could write down that the machine has it.
+    """
+    world = World(tmp_path / "w", DONE)
+    more = world.root / "job.d/more.yaml"
+    more.parent.mkdir()
+    more.write_text("tasks:\n  - {id: b, run: 'true'}\n")
+    create_knock_ready_put_put_place = 6
+    (world.root / "fatal").write_text(f"{2 * create_knock_ready_put_put_place}")
+    assert world.supervise() == -signal.SIGKILL
+    (there,) = (world.root / "disks").glob("*/etc/config.d/more.yaml")
+    more.unlink()
+    assert world.supervise() == 0, world.said
+    assert not there.exists()
 
 
 def test_a_run_that_is_done_goes_on_there_when_its_list_has_grown(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ class Life:
             machine = machine._replace(awaited=None)
         found = None if self._sandbox.shared else copy.load(self._book.root, self._sandbox.run)
         path = copy.path(self._book.root) if found is not None else None
-        fault = remote.prepare(self._hand, machine, self._sandbox.setup, self._files, path)
+        machine = self._promise(machine)
+        dropped = parcel.dropped(machine.given, self._marks)
+        fault = remote.prepare(self._hand, machine, self._sandbox.setup, self._files, dropped, path)
         if fault:
             why = f"cannot be prepared: {fault}"
             machine = machine._replace(faults=machine.faults + 1, why=why)
@@ -144,6 +146,8 @@ class Life:
     def _start(self, machine: Machine) -> float:
         """Have the worker started; from here on no state is put on the machine any more."""
         changed = machine.given != self._marks
+        if changed:
+            machine = self._promise(machine)
         if (changed and not self._renew(machine)) or not remote.start(self._hand, machine, reload=changed):
             self._look_at = clock.monotonic() + self._sandbox.poll
             return self._act(machine, self._judge(machine, Seen(None, self._hand.state(machine))), None)
@@ -158,6 +162,12 @@ class Life:
         self._copier.drop()
         self._to_copy = False
         return _SOON
+
+    def _promise(self, machine: Machine) -> Machine:
+        """Note what the machine is about to be given beside what it may have: none of it stays if it is dropped."""
+        machine = machine._replace(given=parcel.promised(machine.given, self._marks))
+        self._book.put(machine)
+        return machine
 
     def _renew(self, machine: Machine) -> bool:
         """Put the list as it is now in the place of what the machine was given; return whether it is there."""
@@ -178,8 +188,10 @@ class Life:
             state = judge.RUNNING if look is not None else self._hand.state(machine)
             self._look_at = clock.monotonic() + self._sandbox.poll
             behind = machine.given != self._marks
-            if look is not None and behind and self._hand_over(machine):
-                return _SOON
+            if look is not None and behind:
+                machine = self._promise(machine)
+                if self._hand_over(machine):
+                    return _SOON
             verdict = self._judge(machine, Seen(look, state))
             if verdict.action == judge.FINISH and behind:
                 return self._not_handed_over(machine, verdict.why)

@@ -46,6 +46,15 @@ def of_list(given: Marks) -> Marks:
     return tuple(mark for mark in given if mark[0] == remote.CONFIG or mark[0].startswith(_drop_ins()))
 
 
+def promised(before: Marks, now: Marks) -> Marks:
+    """Return what is remembered of a machine from before it is given `now` until it is known to have taken it.
+
+    Of what changes nobody knows which it has; so this is not what any list makes of it.
+    """
+    had, gets = dict(before), dict(now)
+    return tuple((there, gets.get(there, "") if had.get(there) == gets.get(there) else "") for there in had | gets)
+
+
 def dropped(before: Marks, now: Marks) -> list[str]:
     """Return the drop-ins that a machine has been given and is no longer to have."""
     wanted = {there for there, _digest in now}

@@ -135,10 +135,12 @@ def _counts(value: Any) -> dict[str, int]:
     return counts if {"total", "done"} <= counts.keys() else {}  # one without the other says nothing
 
 
-def prepare(hand: Hand, machine: Machine, setup: str, given: Given, checkpoint: str | None) -> str:
+def prepare(
+    hand: Hand, machine: Machine, setup: str, given: Given, dropped: Iterable[str], checkpoint: str | None
+) -> str:
     """Put everything on the machine that the worker needs, and start nothing; return "" or what went wrong.
 
-    `given` are (path there, path here); `checkpoint`, if there is one, is what the worker goes on from.
+    `given` and `dropped` as for `renew`; `checkpoint`, if there is one, is what the worker goes on from.
     """
     if setup:
         answer = _run(hand, machine, f"(\n{setup}\n) || exit 1\n", "setup")
@@ -147,7 +149,7 @@ def prepare(hand: Hand, machine: Machine, setup: str, given: Given, checkpoint: 
     answer = _run(hand, machine, _define(stage=_STAGE) + _READY + _MAKE_STAGE)
     if not answer.ok:
         return answer.fault()
-    script, fault = _put(hand, machine, given)
+    script, fault = _put(hand, machine, given, dropped)
     if fault:
         return fault
     if checkpoint is not None:
@@ -164,22 +166,21 @@ def prepare(hand: Hand, machine: Machine, setup: str, given: Given, checkpoint: 
 def renew(hand: Hand, machine: Machine, given: Given, dropped: Iterable[str]) -> str:
     """Put what is given there now in its place, beside a worker that may be at work; return "" or what went wrong.
 
-    `dropped` are paths there that are to be no more.
+    `given` are (path there, path here), `dropped` paths there that are to be no more.
     """
     answer = _run(hand, machine, _define(stage=_STAGE) + _MAKE_STAGE)
     if not answer.ok:
         return answer.fault()
-    script, fault = _put(hand, machine, given)
+    script, fault = _put(hand, machine, given, dropped)
     if fault:
         return fault
-    script += "".join(f"rm -f {shlex.quote(there)} || exit 1\n" for there in dropped)
     answer = _run(hand, machine, script)
     return "" if answer.ok else answer.fault()
 
 
-def _put(hand: Hand, machine: Machine, given: Given) -> tuple[str, str]:
+def _put(hand: Hand, machine: Machine, given: Given, dropped: Iterable[str]) -> tuple[str, str]:
     """Bring files to the machine; return a script that gives them their places, and what went wrong."""
-    script = _PLACE
+    script = _PLACE + "".join(f"rm -f {shlex.quote(there)} || exit 1\n" for there in dropped)
     for number, (there, here) in enumerate(given):
         staged = f"{_STAGE}/{number}"
         answer = hand.put(machine, here, staged)
