@@ -17,6 +17,7 @@ from worker.ledger import Ledger, LedgerAway, StorageFull
 
 # Before a server that is away is asked again, while a person waits.
 _PAUSES = (0.2, 1.0, 3.0)
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def parse(words: Iterable[str]) -> Budget:
@@ -80,9 +81,6 @@ def _insist(action: Callable[[], str]) -> str:
         except LedgerAway:
             time.sleep(pause)
     return action()
-
-
-_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def _in_vain(root: str, unit: str | None, more: Budget) -> list[str]:

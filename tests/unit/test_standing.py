@@ -1,25 +1,15 @@
 """What is known of a step whose attempt was claimed and not begun, in the ledger and beside it."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from tests.plans import plan_of
+from tests.unit.test_ledger import sqlite_store
 from worker import decide
 from worker.decide import End
 from worker.ledger.sqlite import SqliteLedger
 from worker.standing import Standing
 
+__all__ = ["sqlite_store"]  # a fixture
 PLAN = plan_of("a", "b")
 RETRY = PLAN.by_id["a"].task.retry
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteLedger]:
-    ledger = SqliteLedger.create(str(tmp_path / "ledger.db"))
-    yield ledger
-    ledger.close()
 
 
 def known(store: SqliteLedger) -> Standing:
@@ -36,17 +26,17 @@ def cut_off(store: SqliteLedger, standing: Standing) -> None:
     standing.mark(ending, claim.definition)
 
 
-def test_what_was_cut_off_is_asked_about_although_the_attempt_after_it_never_began(store: SqliteLedger) -> None:
+def test_what_was_cut_off_is_asked_about_although_the_attempt_after_it_never_began(sqlite_store: SqliteLedger) -> None:
     """
     By this worker, if its run goes on, and by the next one: the effect would happen twice.
     """
-    standing = known(store)
-    cut_off(store, standing)
+    standing = known(sqlite_store)
+    cut_off(sqlite_store, standing)
     claims = [standing.claim(step, "run", "boot") for step in PLAN.steps]
-    store.record([], claims)
+    sqlite_store.record([], claims)
     standing.give_back(claims, "the worker was stopped before it began")
 
-    later = known(store)
+    later = known(sqlite_store)
     later.read()
     for board in (standing.board, later.board):
         assert [(board.progress(step).unsure, board.progress(step).failures) for step in "ab"] == [
@@ -55,14 +45,14 @@ def test_what_was_cut_off_is_asked_about_although_the_attempt_after_it_never_beg
         ]
 
 
-def test_a_run_that_goes_on_claims_the_next_attempt_of_what_was_given_back(store: SqliteLedger) -> None:
+def test_a_run_that_goes_on_claims_the_next_attempt_of_what_was_given_back(sqlite_store: SqliteLedger) -> None:
     """
     As when its budget is raised while other steps are still being ended.
     """
-    standing = known(store)
+    standing = known(sqlite_store)
     claims = [standing.claim(step, "run", "boot") for step in PLAN.steps]
-    store.record([], claims)
+    sqlite_store.record([], claims)
     standing.give_back(claims[1:], "the budget was spent before it began")
     (again,) = (standing.claim(step, "run", "boot") for step in standing.board.ready() if step.id == "b")
     assert again.number == 2
-    assert store.record([], [again]).claims == [again]
+    assert sqlite_store.record([], [again]).claims == [again]
