@@ -1,6 +1,7 @@
 """Fixtures that every kind of test may use."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -59,3 +60,11 @@ def server() -> Iterator[postgres.Server]:
         yield made.start()
     finally:
         made.remove()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say why tests were skipped: each reason once, with the number of tests."""
+    skipped: list[pytest.TestReport] = terminalreporter.getreports("skipped")
+    reasons = Counter(str(report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple))
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason.removeprefix('Skipped: ')}")

@@ -4,9 +4,11 @@ What is on the machines are a few lines of sh in the place of systemctl and agen
 asked and say what a test wants them to.  The supervisor, its files, its commands and the signals are real.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ case "$*" in
     "disable --now"*) echo "pause ${disk##*/}" >>"$log"; rm -f "$disk/worker" ;;
     *"reload agent") [ -e "$disk/worker" ] && echo "reload ${disk##*/}" >>"$log" ;;
     *"stop agent"*) rm -f "$disk/worker" ;;
-    "show -P User"*) echo root ;;
+    "show -P User"*) id -un ;;
     *show*) if [ -e "$disk/worker" ]; then echo ActiveState=active
         elif [ -e "$disk/exit" ]; then echo ActiveState=failed
         else echo ActiveState=inactive; fi
@@ -145,6 +147,16 @@ class World:
         done = subprocess.run(self.command(point, number), cwd=SOURCE, capture_output=True, text=True, timeout=60)
         self.said = done.stderr
         return done.returncode
+
+    @contextlib.contextmanager
+    def supervisor(self, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+        """Start a supervisor; a test that fails kills it instead of waiting for its end."""
+        with subprocess.Popen(self.command(), cwd=SOURCE, **options) as started:
+            try:
+                yield started
+            except BaseException:
+                started.kill()
+                raise
 
     def command(self, point: str = "", number: int = 0) -> list[str]:
         driven = [sys.executable, "-c", DRIVER, point, str(number)]

@@ -26,6 +26,27 @@ def alive(pid: int) -> bool:
         return False
 
 
+def hear(fifo: Path, process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> str:
+    """Return what is written to a FIFO, to the end; open() would wait for ever if `process` ended without a writer."""
+    heard, gives_up = b"", time.monotonic() + PATIENCE
+    fd, ends = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), os.pidfd_open(process.pid)
+    try:
+        while True:
+            ready, _, _ = select.select([fd, ends], [], [], max(0.0, gives_up - time.monotonic()))
+            if fd in ready:
+                data = os.read(fd, 65536)
+                if not data:
+                    return heard.decode()
+                heard += data
+            elif ready:
+                raise AssertionError(f"{process.args!r} ended before it was heard of: status {process.wait()}")
+            else:
+                raise AssertionError(f"nothing from {process.args!r} in {PATIENCE:.0f} s")
+    finally:
+        os.close(fd)
+        os.close(ends)
+
+
 class Worker:
     """One state folder and one task list; `start` may be called again after the worker has ended."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeWorker
-from tests.support import Worker, alive
+from tests.support import Worker, alive, hear
 from worker import checkpoint
 
 TASKS = "run: long\ntasks:\n  - {id: s, foreach: {range: 1-%s}, run: echo $AGENT_ITEM}\n%s"
@@ -66,7 +66,7 @@ scribe.main(sys.argv[2:])
     hook(w, tmp_path, f"process.ours = lambda _: (sys.executable, '-c', {held!r}, {w.environ['PYTHONPATH']!r})\n")
     w.config.write_text(TASKS % ("3", LAST))
     w.start()
-    child = int(at.read_text())
+    child = int(hear(at, w.process))
     request.addfinalizer(lambda: end(child))
     w.kill()
     assert (w.state / "checkpoint.json").read_bytes() == old

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import MakeWorker
 from tests.plans import ENDED
-from tests.support import ROOT, Worker, alive
+from tests.support import ROOT, Worker, alive, hear
 from worker import checkpoint, config, copies
 from worker.errors import ConfigError
 from worker.ledger import Claim
@@ -117,8 +117,7 @@ def test_a_stop_does_not_wait_for_a_copy(worker: MakeWorker) -> None:
     w = worker(TASKS % ("'echo $$ >pid; sleep 600'", "sleep 600"))
     os.mkfifo(w.config.parent / "pid")
     w.start()
-    with open(w.config.parent / "pid") as file:
-        pid = int(file.read())
+    pid = int(hear(w.config.parent / "pid", w.process))
     assert w.kill(signal.SIGTERM) == 75
     assert w.matching("the last copy was not finished")
     assert not alive(pid)
@@ -135,7 +134,7 @@ def test_f12_a_slow_copy_of_a_dead_worker_comes_to_nothing(worker: MakeWorker) -
     for name in ("at", "go"):
         os.mkfifo(w.config.parent / name)
     w.start()
-    (w.config.parent / "at").read_text()
+    hear(w.config.parent / "at", w.process)
     w.kill()
     assert w.run() == 0
     with pytest.raises(OSError, match="No such device"):

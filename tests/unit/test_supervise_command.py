@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import hear
 from worker import process
 from worker.supervise.command import Runner
 from worker.supervise.provider import TIMEOUTS, Hand, Provider, fill
@@ -157,7 +158,7 @@ def test_the_command_of_a_dead_supervisor_is_ended_by_the_next_one(tmp_path: Pat
         "Runner(sys.argv[1], lambda: None).run(['sh', '-c', f'echo $$ >{sys.argv[2]}; sleep 1000'], {}, 60)"
     )
     dead = subprocess.Popen([sys.executable, "-c", code, tmp_path / "command", fifo], cwd=Path(__file__).parents[2])
-    left = int(fifo.read_text())
+    left = int(hear(fifo, dead))
     dead.kill()
     dead.wait()
     assert process.lives(left)

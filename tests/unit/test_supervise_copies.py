@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervision import DONE, SOURCE, World
+from tests.supervision import DONE, World
+from tests.support import hear
 from worker import process
 from worker.journal import Journal
 from worker.supervise import record, sandbox
@@ -62,8 +63,8 @@ def test_no_copy_that_is_under_way_outlives_its_supervisor_for_long(
     """
     world = World(tmp_path / "w", '[ ! -e "$disk/../../stop" ] || ends done\n')
     os.mkfifo(world.root / "stuck")
-    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.DEVNULL) as first:
-        left = int((world.root / "stuck").read_text())
+    with world.supervisor(stderr=subprocess.DEVNULL) as first:
+        left = int(hear(world.root / "stuck", first))
         first.send_signal(end)
     assert process.lives(left) == lives
     (world.root / "stop").touch()

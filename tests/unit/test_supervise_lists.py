@@ -36,7 +36,7 @@ def test_a_changed_list_reaches_the_machine_at_work_by_a_reload_if_it_is_sound(t
     (world.root / "job.d").mkdir()
     old, new = world.root / "job.d/old.yaml", world.root / "job.d/new.yaml"
     old.write_text("tasks:\n  - {id: old, run: 'true'}\n")
-    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.PIPE, text=True) as first:
+    with world.supervisor(stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
         said = read_until(first.stderr, "the run goes on there")
         for wrong, why in ((MENDED.replace("id:", "di:"), "job.yaml:3:"), (MENDED.replace("job", "other"), "the run")):
@@ -60,7 +60,7 @@ def test_the_end_of_the_old_list_is_not_that_of_the_changed_one(tmp_path: Path) 
     """
     ended = "[ ! -e ../../ended ] || ends done"
     world = World(tmp_path / "w", f"if [ $number = 1 ]; then {ended}; else {WAITS.strip()}; fi\n")
-    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.PIPE, text=True) as first:
+    with world.supervisor(stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
         read_until(first.stderr, "the run goes on there")
         (stage,) = world.root.glob("disks/*/stage")
@@ -82,7 +82,7 @@ def test_a_list_that_changed_while_there_was_no_supervisor_reaches_the_machine_o
     Also if the supervisor is killed before it could write down that it has been there.
     """
     world = World(tmp_path / "w", WAITS)
-    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.PIPE, text=True) as first:
+    with world.supervisor(stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
         read_until(first.stderr, "the run goes on there")
         first.terminate()

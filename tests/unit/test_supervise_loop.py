@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.supervision import DONE, SOURCE, TWO_MACHINES, World
+from tests.support import hear
 from worker import process
 from worker.errors import OUT_OF_BUDGET
 
@@ -86,7 +87,7 @@ def test_a_full_disk_here_neither_makes_nor_starts_anything_that_is_not_written_
     state = world.root / "state"
     state.mkdir()
     (state / ".machines.json.new").mkdir()  # the temp file cannot be opened: as good as a full disk
-    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.PIPE, text=True) as first:
+    with world.supervisor(stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
         assert "machines.json: cannot be written" in first.stderr.readline()
         assert not (world.root / "log").exists()
@@ -114,7 +115,7 @@ def test_a_machine_that_was_still_to_be_prepared_when_the_budget_was_spent_is_wh
     Before its worker is started: without the copy that would begin the run anew.
     """
     world = World(tmp_path / "w", TWO_MACHINES, "setup: '[ ${PWD##*-} = 1 ] || sleep 1000'\n")
-    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.PIPE, text=True) as first:
+    with world.supervisor(stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
         assert any("-2: made" in line for line in first.stderr)
         first.kill()
@@ -243,8 +244,8 @@ def test_what_a_dead_supervisor_left_running_is_ended_before_anything_else(tmp_p
     """
     world = World(tmp_path / "w", DONE)
     os.mkfifo(world.root / "hang")
-    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.DEVNULL) as first:
-        left = int((world.root / "hang").read_text())
+    with world.supervisor(stderr=subprocess.DEVNULL) as first:
+        left = int(hear(world.root / "hang", first))
         first.kill()
     assert process.lives(left)
     assert world.supervise() == 0, world.said
@@ -279,8 +280,8 @@ def test_a_second_supervisor_is_refused_and_a_stop_leaves_the_machine_alone(tmp_
     world = World(tmp_path / "w", ': >>"$disk/seen"\n[ ! -e "$disk/../../stop" ] || ends done\n')
     os.mkfifo(world.root / "news")
     (world.root / "story").write_text((world.root / "story").read_text() + f"[ $looks != 2 ] || : >{world.root}/news\n")
-    with subprocess.Popen(world.command(), cwd=SOURCE, stderr=subprocess.PIPE, text=True) as first:
-        (world.root / "news").read_text()
+    with world.supervisor(stderr=subprocess.PIPE, text=True) as first:
+        hear(world.root / "news", first)
         assert world.supervise() == 77
         assert f"held by another worker, process {first.pid}" in world.said
         status = subprocess.run([*world.command(), "--status", "--json"], cwd=SOURCE, capture_output=True, check=True)
