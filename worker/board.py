@@ -64,7 +64,10 @@ class Board:
             block.end = place + 1
             block.undone += 1
             block.unfinished += 1
-        self._open = dict(self._blocks)  # tasks with steps that are neither done nor failed, in order
+        for name, task in plan.tasks.items():  # without a step: what needs it waits for nothing
+            self._blocks.setdefault(name, _Block(0, task.needs))
+        # Tasks with steps that are neither done nor failed, in order.
+        self._open = {name: block for name, block in self._blocks.items() if block.unfinished}
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -141,6 +144,7 @@ class Replay(NamedTuple):
     unclosed: list[Row]  # attempts that no worker closed
     changed: list[str]  # done steps whose definition is another one now
     gone: list[Row]  # of steps that are no longer in the list: done, or perhaps
+    left: list[Row]  # the last of each step that is not in the plan, and not done
 
 
 def replay(plan: Plan, rows: Iterable[Row], counted_from: int, now: Now, worker: str = "") -> Replay:
@@ -166,8 +170,9 @@ def replay(plan: Plan, rows: Iterable[Row], counted_from: int, now: Now, worker:
                 gone[row.step] = row
         elif row.outcome == ledger.DONE and row.definition != plan.digest(step):
             changed.append(row.step)
-    left = [row for row in gone.values() if row.outcome == ledger.DONE or doubtful(row)]
-    return Replay(board, unclosed, changed, left)
+    known = [row for row in gone.values() if row.outcome == ledger.DONE or doubtful(row)]
+    left = [row for row in gone.values() if row.outcome != ledger.DONE]
+    return Replay(board, unclosed, changed, known, left)
 
 
 def doubtful(row: Row) -> bool:

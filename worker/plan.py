@@ -2,7 +2,7 @@
 
 `build()` either returns a plan that holds (no two steps with one id, no item that a process cannot be given,
 every environment file in order) or raises one ConfigError with all that is wrong.  It reads the lists that
-`foreach` names, once; the plan never changes afterwards.
+`foreach` names, once; a plan never changes, but another one may take its place.
 """
 
 import gc
@@ -70,18 +70,43 @@ class Step(NamedTuple):
 
 
 class Plan:
-    """The steps in order, and by id."""
+    """The steps in order, those of one task side by side, and by id; the tasks by id, also those without a step.
 
-    __slots__ = ("_task_hashes", "by_id", "steps")
+    `kept`: the steps that are there only because the ledger has begun them; see worker/begun.py.
+    """
 
-    def __init__(self, steps: tuple[Step, ...], by_id: dict[str, Step]) -> None:
+    __slots__ = ("_task_hashes", "by_id", "kept", "run", "steps", "tasks")
+
+    def __init__(
+        self,
+        steps: tuple[Step, ...],
+        by_id: dict[str, Step],
+        tasks: Iterable[Task] = (),
+        run: str = "",
+        kept: frozenset[str] = frozenset(),
+    ) -> None:
         self.steps = steps
         self.by_id = by_id
+        self.tasks = {entry.id: entry for entry in tasks} or {step.task.id: step.task for step in steps}
+        self.run = run
+        self.kept = kept
         self._task_hashes: dict[str, blake2b] = {}
 
     def listing(self) -> list[tuple[str, str]]:
-        """Return the id and the definition of every step, in order."""
-        return [(step.id, self.digest(step)) for step in self.steps]
+        """Return the id and the definition of every step that the list has, in order."""
+        return [(step.id, self.digest(step)) for step in self.steps if step.id not in self.kept]
+
+    def keeping(self, steps: Iterable[Step]) -> "Plan":
+        """Return a plan that has these steps besides, each after the others of its task."""
+        more: dict[str, list[Step]] = {}
+        for step in steps:
+            more.setdefault(step.task.id, []).append(step)
+        of_task: dict[str, list[Step]] = {name: [] for name in self.tasks}
+        for step in self.steps:
+            of_task[step.task.id].append(step)
+        by_id = {step.id: step for name, listed in of_task.items() for step in (*listed, *more.get(name, ()))}
+        kept = self.kept.union(step.id for added in more.values() for step in added)
+        return Plan(tuple(by_id.values()), by_id, self.tasks.values(), self.run, kept)
 
     def digest(self, step: Step) -> str:
         """Return a text that stands for the work of a step: while it is the same, the work is.
@@ -125,6 +150,18 @@ def step_id(task_id: str, item: str) -> str:
     return f"{name[: _LONGEST_ID - 1 - len(digest)]}~{digest}"
 
 
+def item_of(name: str) -> str | None:
+    """Return the item of the step with this id; None if it has none, or if the id was cut."""
+    _task, at, escaped = name.partition("@")
+    if not at or "~" in escaped:
+        return None
+    parts = re.split(r"(\\x[0-9a-f]{2})", escaped.replace("-", "/"))
+    try:
+        return b"".join(bytes.fromhex(p[2:]) if p.startswith("\\x") else p.encode() for p in parts).decode()
+    except (UnicodeDecodeError, ValueError):
+        return None
+
+
 def _build(config: Config) -> Plan:
     problems = _env_file_problems(config)
     by_id: dict[str, Step] = {}
@@ -138,7 +175,7 @@ def _build(config: Config) -> Plan:
         problems += _key_problems(config.run, by_id.values())
     if problems:
         raise ConfigError(problems)
-    return Plan(tuple(by_id.values()), by_id)
+    return Plan(tuple(by_id.values()), by_id, config.tasks, config.run)
 
 
 def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> None:

@@ -9,8 +9,8 @@ import os
 import sys
 from typing import Any
 
-from worker import board as boards
 from worker import (
+    begun,
     budget,
     clock,
     config,
@@ -26,6 +26,8 @@ from worker import (
     swap,
     unit,
 )
+from worker import board as boards
+from worker.begun import Unlisted
 from worker.budget import Budget, number
 from worker.clock import Now
 from worker.errors import OK, OUT_OF_BUDGET, AgentError, ConfigError, StateError
@@ -148,10 +150,14 @@ def _from_ledger(store: Ledger, pid: int | None, root: str) -> dict[str, Any]:
     state = store.fact("state") or "running"
     if pid is None and state == "running":
         state = "stopped"
+    unlisted: list[Unlisted] = []
     try:
-        counts = status.counts(_board(store, rows))
+        board, unlisted = _board(store, rows)
+        counts = status.counts(board)
     except AgentError:  # the list is gone or wrong by now: as it was when the worker last read it
         total, done = int(store.fact("total") or 0), sum(row.outcome == ledger.DONE for row in rows)
+        done = max(0, done - int(store.fact("done_left") or 0))
+        total = max(total, done) if total else 0  # no worker has read a list since a restore
         counts = {"total": total, "done": done, "failed": 0, "skipped": 0, "unknown": 0, "elsewhere": 0}
         counts["waiting"] = max(0, total - done)
     counts["waiting"] -= sum(not row.get("worker") for row in current)
@@ -161,6 +167,7 @@ def _from_ledger(store: Ledger, pid: int | None, root: str) -> dict[str, Any]:
         "steps": counts,
         "outcomes": json.loads(store.fact("outcomes") or "{}"),
         "current": current,
+        "unlisted": [entry._asdict() for entry in unlisted],
         "waiting_for": None,
         "updated": clock.stamp(newest) if newest else None,
         "last_sign_age": None,
@@ -211,6 +218,10 @@ def _print_status(found: dict[str, Any]) -> None:
         sign = f" · last sign of life {show(age)} ago" if age is not None else ""
         whose = f" with {step['worker']}" if step.get("worker") else ""
         print(f"  {step['step']}, attempt {step['attempt']}{whose}, since {step['since']}{sign}{said}")
+    for step in found.get("unlisted", ()):
+        doubt = "; nobody knows whether it has happened" if step["doubt"] else ""
+        how = f"attempt {step['attempt']} {step['outcome']}: {step['cause']}{doubt}"
+        print(f"no longer in the list: {step['step']}, {how}")
     if any(found["outcomes"].values()):
         print("outcomes: " + ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count))
     limited = {name: entry for name, entry in found["budget"].items() if entry["limit"] is not None}
@@ -230,11 +241,19 @@ def _print_status(found: dict[str, Any]) -> None:
 _WORKER = {"active": "working", "silent": "does not answer (stopped, or hanging)", "absent": "not running"}
 
 
-def _board(store: Ledger, rows: list[Row]) -> boards.Board:
-    """Return where every step of the list stands by the ledger's rows; raises AgentError if there is no list."""
+def _board(store: Ledger, rows: list[Row]) -> tuple[boards.Board, list[Unlisted]]:
+    """Return where every step stands by the ledger's rows, and those that were begun and are in the list no more.
+
+    Raises AgentError if there is no list.
+    """
     steps = plan.build(_settings(store))
     counted_from = int(store.fact("counted_from") or 0)
-    return boards.replay(steps, rows, counted_from, Now(0.0, 0.0), store.worker).board
+    found = boards.replay(steps, rows, counted_from, Now(0.0, 0.0), store.worker)
+    kept = begun.keep(steps, found.left)
+    if kept is not steps:
+        found = boards.replay(kept, rows, counted_from, Now(0.0, 0.0), store.worker)
+    alive = {row.step for row in rows if row.outcome is None and row.worker != store.worker}
+    return found.board, begun.unlisted(kept, found.left, alive)
 
 
 def show_list(root: str, unit_name: str | None) -> int:
@@ -250,19 +269,23 @@ def show_list(root: str, unit_name: str | None) -> int:
         names, waiting = list(last), set[str]()
         doubted = {name for name, row in last.items() if row.outcome == ledger.UNKNOWN}
         unknown = [effect for effect in store.effects.all() if effect.state == UNKNOWN]
+        unlisted = set[str]()
         try:
-            board = _board(store, rows)
+            board, left = _board(store, rows)
         except AgentError as exc:
             print(f"without the task list, these are the steps tried so far: {exc}", file=sys.stderr)
         else:
             listed = [step.id for step in board.steps]
             waiting = {name for name in listed if board.state(name) == boards.WAITING}
             doubted |= {name for name in listed if board.state(name) == boards.UNKNOWN}
+            doubted |= {entry.step for entry in left if entry.doubt}
+            unlisted = {entry.step for entry in left}
             names = listed + [name for name in last if name not in set(listed)]
         for name in names:
             row_ = last.get(name)
             mine = row_ is not None and row_.worker == store.worker
-            print(_list_line(name, row_, name in waiting, alive or not mine, name in doubted))
+            line = _list_line(name, row_, name in waiting, alive or not mine, name in doubted)
+            print(f"{line} (no longer in the list)" if name in unlisted else line)
         for effect in unknown:
             print(f"unknown  effect '{effect.key}' of {effect.step}, since {clock.stamp(effect.at)}")
         if unknown or doubted:

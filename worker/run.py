@@ -295,7 +295,7 @@ class Run:
             self._standing.plan = steps
             self._meter.limits = self._list.settings.budget
             self._succession.know_again(self._shop.read_all().gone)
-            facts = {"state": "running", "total": str(self._board.total)}
+            facts = {"state": "running", **self._standing.totals()}
             self._persist(lambda: self._ledger.note(facts))
             self._voice.reloaded()
         self._notifier.ready(self._voice.summary())

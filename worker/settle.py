@@ -16,8 +16,9 @@ from worker.ledger.effects import UNKNOWN
 def settle(store: Ledger, places: Places, name: str, result: bytes | None, who: str) -> str:
     """Settle the step or effect `name`: done with `result`, or to be done again if that is None.
 
-    Durable when this returns; returns what was done, for people.  Raises AgentError if nothing unknown has
-    that name.
+    Durable when this returns; returns what was done, for people.  A step that failed, or was cut off where that
+    harms nobody, may be settled as well: its item may be gone for good.  Raises AgentError if nothing that was begun
+    and is not done has that name.
     """
     rows: dict[str, Row] = {}
     for row in store.rows():
@@ -29,18 +30,24 @@ def settle(store: Ledger, places: Places, name: str, result: bytes | None, who: 
         inside = next((key for key in unknown if last.cause.endswith(doubt(key))), None)
         if inside is not None:
             raise AgentError(f"{name}: its effect '{inside}' is what is unknown", "settle that, and it goes on")
-        if result is not None:
-            files.publish(places.output(name), result)  # what an attempt has left there was not its result
-        _close(store, last, result, who)
-        return f"{name}: {'done' if result is not None else 'to be done again'}, as {who} says"
+        return _settle_step(store, places, last, result, who)
     effect = store.effects.settle(name, result)
     waiting = [row for row in rows.values() if row.outcome == ledger.UNKNOWN and row.cause.endswith(doubt(name))]
+    if effect is None and not waiting and last is not None and last.outcome not in (None, DONE):
+        return _settle_step(store, places, last, result, who)
     if effect is None and not waiting:  # if some wait, it was settled by a call whose answer was lost
         raise AgentError(f"'{name}': {_standing(store, name, last)}", _unknown(store, rows))
     for row in waiting:  # they can go on now
         _close(store, row, None, who)
     said = "has happened" if result is not None else "has not happened"
     return f"effect '{name}': {said}, as {who} says"
+
+
+def _settle_step(store: Ledger, places: Places, last: Row, result: bytes | None, who: str) -> str:
+    if result is not None:
+        files.publish(places.output(last.step), result)  # what an attempt has left there was not its result
+    _close(store, last, result, who)
+    return f"{last.step}: {'done' if result is not None else 'to be done again'}, as {who} says"
 
 
 # In place of a boot's id: the attempt is a person's word.  Made in two writes, it may be found open, and is closed.
@@ -72,7 +79,7 @@ def _close(store: Ledger, last: Row, result: bytes | None, who: str) -> None:
 
 def _standing(store: Ledger, name: str, row: Row | None) -> str:
     if row is not None:
-        return "this step is not unknown" if row.outcome else "this step is running"
+        return "this step is done" if row.outcome else "this step is running"
     effect = next((effect for effect in store.effects.all() if effect.key == name), None)
     if effect is None:
         return "there is no step or effect of that name"

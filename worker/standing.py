@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from worker import begun, clock, ledger
 from worker import board as boards
-from worker import clock, ledger
+from worker.begun import Unlisted
 from worker.board import Board, Replay
 from worker.ledger import Claim, Ending, Ledger, Row
 from worker.plan import Plan, Step
@@ -19,14 +20,20 @@ class Standing:
         self.board = Board(plan)
         self._ledger = store
         self._persist = persist
+        self.unlisted: dict[str, Unlisted] = {}  # steps whose task a person has taken out while they were not done
         self._counted_from = 0
+        self._done_left = 0  # done steps that are not in the plan
+
+    def totals(self) -> dict[str, str]:
+        """Return the facts by which the rows can be counted when the list cannot be read."""
+        return {"total": str(self.board.total), "done_left": str(self._done_left)}
 
     def enter(self, facts: Mapping[str, str]) -> Replay | None:
         """Note that a worker is at it, with these facts about it.
 
         Return what the ledger says now if that is not what was read before.
         """
-        facts = {**facts, "total": str(self.board.total)}
+        facts = {**facts, **self.totals()}
         failed = self._persist(lambda: self._ledger.fact("state")) == "failed"
         if failed:
             # The run had come to its end; whoever starts it again wants the failed steps tried again.
@@ -36,10 +43,20 @@ class Standing:
         return self.read() if failed else None
 
     def read(self, running: Iterable[str] = ()) -> Replay:
-        """Bring the board up to date with the whole ledger; what runs here (`running`) goes on."""
+        """Bring the board up to date with the whole ledger; what runs here (`running`) goes on.
+
+        The plan has all the steps then that were begun, are not done, and have their task in the list.
+        """
         found: Replay = self._persist(self._replay)
+        kept = begun.keep(self.plan, found.left)
+        if kept is not self.plan:
+            self.plan = kept
+            found = self._persist(self._replay)
         self.board = found.board
-        for step in running:
+        here = set(running)
+        self.unlisted = {entry.step: entry for entry in begun.unlisted(self.plan, found.left, here)}
+        self._done_left = sum(row.outcome == ledger.DONE for row in found.gone)
+        for step in here:
             if step in self.plan.by_id:
                 self.board.set(step, boards.RUNNING)
         return found
@@ -77,8 +94,13 @@ class Standing:
     def mark(self, ending: Ending, definition: str) -> None:
         """Bring the board up to date with the end of an attempt at what `definition` stood for."""
         step = ending.step
-        if step not in self.plan.by_id:
-            return  # taken off the list while it ran
+        if step not in self.plan.by_id:  # taken off the list while it ran
+            self.unlisted.pop(step, None)
+            if ending.outcome == ledger.DONE:
+                self._done_left += 1
+            else:
+                self.unlisted[step] = begun.of_ending(ending)
+            return
         if ending.outcome == ledger.DONE:
             self.board.set(step, boards.DONE)
             return

@@ -6,7 +6,7 @@ The words are in worker/status.py; here they meet the run as it is at the moment
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from worker import clock, plural, status
+from worker import begun, clock, plural, status
 from worker.attempt import Attempt
 from worker.board import Board, Replay
 from worker.copies import Copies
@@ -59,6 +59,17 @@ class Voice:
             self._note(f"the last worker was not well: {faults[-1]}")
         for news in status.opening(self._run, self._board, self._places.root, found.changed, found.gone):
             self._say(news, step=news.step)
+        self._beside_the_list()
+
+    def _beside_the_list(self) -> None:
+        """Name the steps that were begun and are in the list no more: those that stay, and those that do not."""
+        for line in begun.kept_lines(self._standing.plan):
+            self._journal.event("plan-changed", line, priority=NOTICE)
+        for step in self._running.keys() - self._standing.plan.by_id.keys():
+            line = f"{step}: its task is no longer in the list; it runs to its end"
+            self._journal.event("plan-changed", line, step=step, priority=NOTICE)
+        for line in begun.unlisted_lines(self._standing.unlisted.values()):
+            self._journal.event("plan-changed", line, priority=WARNING)
 
     def started(self, step: str, number: int) -> None:
         text = f"{step}: started" if number == 1 else f"{step}: started, attempt {number}"
@@ -93,12 +104,16 @@ class Voice:
 
     def reloaded(self) -> None:
         self._journal.event("reloaded", f"the configuration was read again: {plural.of(self._board.total, 'step')}")
+        self._beside_the_list()
 
     def closing(self, finished: str) -> None:
         """Say how the run stands at the end of this worker; for `finished` see status.closing."""
         took, outcomes = clock.monotonic() - self._began, self._outcomes
         started, budget = self._crew.started, self._meter.state()
         news = status.closing(finished, self._run, self._board, started, took, outcomes, budget)
+        doubts = begun.doubts(self._standing.unlisted.values())
+        if doubts:  # nobody is to take this for a run of which all is known
+            news = news._replace(text=news.text + doubts, priority=min(news.priority, WARNING))
         self._say(news, AGENT_OUTCOMES=outcomes.text())
 
     def summary(self) -> str:
@@ -109,7 +124,8 @@ class Voice:
         """Return how the run stands, for the control socket."""
         running, waiting_for = self._running.values(), self._disk.waiting_for
         found = status.snapshot(self._run, self._board, running, waiting_for, self._outcomes, clock.now())
-        return found | {"budget": self._meter.state().show(), "copy": self._copies.describe()}
+        unlisted = [entry._asdict() for entry in self._standing.unlisted.values()]
+        return found | {"unlisted": unlisted, "budget": self._meter.state().show(), "copy": self._copies.describe()}
 
     @property
     def _board(self) -> Board:
