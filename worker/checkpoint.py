@@ -5,28 +5,33 @@ Written from the ledger, atomically; when, is the keeper's to say.  One attempt 
 """
 
 import base64
+import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import compress
 from operator import ne
 from typing import Any, NamedTuple
 
 from worker import __version__, clock, files
 from worker.budget import GRANTED, USED
-from worker.ledger import DONE, Ledger, Row
+from worker.ledger import DONE, Ledger, Row, Saved
 from worker.ledger.effects import Effect
 from worker.ledger.sqlite import SqliteLedger
 
-FORMAT = 2
-_READABLE = (1, 2)  # format 1 had no effects
+FORMAT = 3
+_READABLE = (1, 2, 3)  # format 1 had no effects; format 2 no saved files, no items and no digest
 # Outputs travel in the checkpoint while they are small and few; the ledger and out/ have all of them.
 _OUTPUT_MAX = 4 * 1024
 _OUTPUTS_MAX = 8 * 1024 * 1024
 _BATCH = 1000  # attempts in one piece
 
-_END = b"\n]}\n"
+# The last line is `], "sha256": "..."}`: a digest of all lines before it.
+_END = re.compile(rb'\], "sha256": "([0-9a-f]{64})"\}\n')
+_END_2 = b"]}\n"  # that of older formats
+_SEALED = 3
+_END_MAX = 100
 # Of the facts about a run, those that it needs to go on elsewhere: what is used of its budget is used.
 _AMOUNTS = (*USED.values(), *GRANTED.values())
 _DECIMAL = re.compile(r"[0-9]{1,15}(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
@@ -54,6 +59,15 @@ def write(path: str, run: str, ledger: Ledger) -> None:
 
 def chunks(run: str, ledger: Ledger) -> Iterator[bytes]:
     """Yield the checkpoint of what `ledger` holds now, piece by piece."""
+    digest = hashlib.sha256()
+    for chunk in _content(run, ledger):
+        digest.update(chunk)
+        yield chunk
+    yield b'], "sha256": "%s"}\n' % digest.hexdigest().encode()
+
+
+def _content(run: str, ledger: Ledger) -> Iterator[bytes]:
+    """Yield every line but the last one."""
     facts = {name: value for name in _FACTS if (value := ledger.fact(name)) is not None}
     head = {
         "format": FORMAT,
@@ -63,10 +77,12 @@ def chunks(run: str, ledger: Ledger) -> Iterator[bytes]:
         "version": __version__,
         "facts": facts,
     }
-    yield json.dumps(head)[:-1].encode() + b',\n"effects": ['
-    for effect in ledger.effects.all():
-        yield b"\n" + _encode(_effect_entry(effect)).encode() + b","
-    yield b'\n{}],\n"attempts": ['
+    yield json.dumps(head)[:-1].encode()
+    yield from _list("effects", map(_effect_entry, ledger.effects.all()))
+    yield from _list("saved", map(_saved_entry, ledger.saved()))
+    items = ledger.items()
+    yield from _list("items", ({"task": task, "item": item} for task, added in items.items() for item in added))
+    yield b',\n"attempts": ['
     batch: list[dict[str, object]] = []
     for entry in _entries(ledger):
         batch.append(entry)
@@ -74,7 +90,15 @@ def chunks(run: str, ledger: Ledger) -> Iterator[bytes]:
             yield _lines(batch) + b","
             batch = []
     # An empty object ends the list, so that no line needs to know whether it is the last one.
-    yield b",".join([*([_lines(batch)] if batch else []), b"\n{}"]) + _END
+    yield b",".join([*([_lines(batch)] if batch else []), b"\n{}\n"])
+
+
+def _list(name: str, entries: Iterable[dict[str, object]]) -> Iterator[bytes]:
+    """Yield a list of which each entry is a line."""
+    yield b',\n"%s": [' % name.encode()
+    for entry in entries:
+        yield b"\n" + _encode(entry).encode() + b","
+    yield b"\n{}]"
 
 
 def _entries(ledger: Ledger) -> Iterator[dict[str, object]]:
@@ -104,6 +128,11 @@ def _effect_entry(effect: Effect) -> dict[str, object]:
     return entry if effect.result is None else entry | _packed(effect.result)
 
 
+def _saved_entry(saved: Saved) -> dict[str, object]:
+    entry: dict[str, object] = {"step": saved.step, "name": saved.name, "size": saved.size, "at": saved.at}
+    return entry if saved.content is None else entry | _packed(saved.content)
+
+
 def _packed(output: bytes) -> dict[str, str]:
     try:
         return {"output": output.decode()}
@@ -118,19 +147,21 @@ def header(path: str) -> Header:
     """
     with open(path, "rb") as file:
         first = file.readline()
-        file.seek(max(0, file.seek(0, 2) - len(_END)))
-        whole = file.read() == _END
-    if not whole or not first.endswith(b",\n"):
+        file.seek(max(0, file.seek(0, 2) - _END_MAX))
+        last = file.read().rpartition(b"\n{}\n")[2]
+    if not (last == _END_2 or _END.fullmatch(last)) or not first.endswith(b",\n"):
         raise CheckpointError("it is cut short")
     return _header(first.rstrip().removesuffix(b",") + b"}")
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint holds: attempts, each with its result as far as it travels along, and effects."""
+    """What a checkpoint holds: attempts, each with its result as far as it travels along, effects, and what else."""
 
     header: Header
     attempts: list[tuple[Row, bytes | None]]
     effects: list[Effect]
+    saved: list[Saved]
+    items: dict[str, list[str]]
 
 
 def load(path: str) -> Checkpoint:
@@ -144,11 +175,28 @@ def parse(data: bytes) -> Checkpoint:
         content = json.loads(data)
         attempts = [_row(entry) for entry in content.pop("attempts") if entry]
         effects = [_effect(entry) for entry in content.pop("effects", ()) if entry]
+        saved = [_saved(entry) for entry in content.pop("saved", ()) if entry]
+        items: dict[str, list[str]] = {}
+        for entry in content.pop("items", ()):
+            if entry:
+                items.setdefault(_text(entry, "task"), []).append(_text(entry, "item"))
     except KeyError as exc:
         raise CheckpointError(f"it is not a checkpoint (it has no {exc})") from exc
     except (ValueError, TypeError, AttributeError, RecursionError) as exc:
         raise CheckpointError(f"it is not a checkpoint ({exc})") from exc
-    return Checkpoint(_header(json.dumps(content).encode()), attempts, effects)
+    head = _header(json.dumps(content).encode())
+    _check_digest(data, content["format"])
+    return Checkpoint(head, attempts, effects, saved, items)
+
+
+def _check_digest(data: bytes, version: int) -> None:
+    """Raise CheckpointError unless the last line is what it is to be."""
+    lines, _, last = data.rpartition(b"\n{}\n")
+    said = _END.fullmatch(last)
+    if said is None and version >= _SEALED:
+        raise CheckpointError("it is cut short")
+    if said is not None and hashlib.sha256(lines + b"\n{}\n").hexdigest().encode() != said[1]:
+        raise CheckpointError("its content is not what was written: the digest in its last line differs")
 
 
 def _header(data: bytes) -> Header:
@@ -192,6 +240,20 @@ def _effect(entry: dict[str, object]) -> Effect:
     return Effect(token=0, worker="", result=_output(entry), **values)  # type: ignore[arg-type]
 
 
+def _saved(entry: dict[str, object]) -> Saved:
+    size, at = entry["size"], entry["at"]
+    if not isinstance(size, int) or not 0 <= size < 2**53 or not isinstance(at, int | float) or not math.isfinite(at):
+        raise ValueError(f"a saved file's 'size' and 'at' are {size!r} and {at!r}")
+    return Saved(_text(entry, "step"), _text(entry, "name"), _output(entry), size, at)
+
+
+def _text(entry: dict[str, object], name: str) -> str:
+    value = entry[name]
+    if not isinstance(value, str):
+        raise ValueError(f"'{name}' is {value!r}")
+    return value
+
+
 def _output(entry: dict[str, object]) -> bytes | None:
     text, packed = entry.get("output"), entry.get("output_base64")
     if isinstance(text, str):
@@ -223,6 +285,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "unsure": (bool, int),
     "key": (str,),
     "worker": (str,),
+    "item": (str, _NONE),
+    "digest": (str,),
 }
 _DEFAULT_VALUES: dict[str, object] = dict.fromkeys(Row._fields) | {
     "counted": 0,
@@ -238,5 +302,6 @@ _DEFAULT_VALUES: dict[str, object] = dict.fromkeys(Row._fields) | {
     "unsure": 0,
     "key": "",
     "worker": "",
+    "digest": "",
 }
 _USUAL = tuple(_DEFAULT_VALUES[name] for name in Row._fields)

@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from worker import __version__, checkpoint, config, files, folder, plural
@@ -17,7 +17,7 @@ from worker.checkpoint import CheckpointError
 from worker.config import Config
 from worker.errors import StateError
 from worker.folder import Places
-from worker.ledger import Ledger, LedgerCorrupt, Row, Server
+from worker.ledger import Ledger, LedgerCorrupt, Row, Saved, Server
 from worker.ledger.sqlite import SUFFIXES, SqliteLedger
 from worker.plan import Plan
 from worker.steps import fill
@@ -163,6 +163,7 @@ def _bring_along(store: Server, places: Places, notices: list[str]) -> None:
             if own.fact("run") == places.run:
                 added += store.restore([(_ours(row, store), own.output(row.seq)) for row in own.rows()])
                 added += store.effects.restore(own.effects.all())
+                _bring_kept(store, own.saved(), own.items())
         for suffix in SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(places.ledger + suffix, f"{places.ledger}.before-server{suffix}")
@@ -171,8 +172,15 @@ def _bring_along(store: Server, places: Places, notices: list[str]) -> None:
         if found.header.run == places.run:
             added += store.restore([(_ours(row, store), output) for row, output in found.attempts])
             added += store.effects.restore(found.effects)
+            _bring_kept(store, found.saved, found.items)
     if added:
         store.orphans()  # those that were open are in our hands then, to be judged as cut off
         notices.append(
             f"{places.root}: {plural.of(added, 'attempt or effect', 'attempts and effects')} taken along to the server"
         )
+
+
+def _bring_kept(store: Server, saved: Iterable[Saved], items: Mapping[str, Sequence[str]]) -> None:
+    store.restore_saved(saved)
+    for task, added in items.items():
+        store.add_items(task, added)

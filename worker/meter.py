@@ -14,7 +14,7 @@ from worker.budget import COUNTED_END, HOURS, RESTARTS, USED, WORKED_UNTIL, Budg
 from worker.companions import Companion
 from worker.disk import Stopped
 from worker.folder import Ends
-from worker.ledger import Ending, Ledger, Row
+from worker.ledger import Ending, Heard, Ledger, Row
 
 # Time is written down this often; a worker that dies has worked at most so much longer.
 _OFTEN, _SELDOM = 5.0, 60.0
@@ -81,7 +81,8 @@ class Meter(Companion):
         news = {(a.step.id, a.number): a.said.spend for a in self._running.values() if not a.over}
         news = {attempt: spend for attempt, spend in news.items() if spend > self._noted.get(attempt, 0)}
         if news:
-            self._persist(lambda: self._ledger.spent(news))
+            said = {key: Heard(self._running[key[0]].said.progress, spend) for key, spend in news.items()}
+            self._persist(lambda: self._ledger.heard(said))
             points.at("spend-noted")
             for attempt, spend in news.items():
                 self._count(attempt, spend)

@@ -57,7 +57,8 @@ def judge_unclosed(
         retry, redo = (step.task.retry, step.task.redo) if step else (Retry(), "always")
         verdict = decide.judge(end, board.progress(row.step), retry, 0.0, redo)
         ending = decide.ending(row.step, row.number, verdict, None, clock.wall())
-        found.append((verdict, ending._replace(spend=row.spend)))  # what it had spent by then is spent
+        # What it had spent by then is spent, and as far as it had got it got.
+        found.append((verdict, ending._replace(spend=row.spend, progress=row.progress)))
     return found
 
 
@@ -76,7 +77,8 @@ def renamed(plan: Plan, board: Board, gone: Iterable[Row], run: str) -> Iterator
         if verdict is None:
             continue
         now = clock.wall()
-        claim = Claim(step.id, board.progress(step.id).number + 1, plan.digest(step), now, row.boot, step.key(run))
+        number, key = board.progress(step.id).number + 1, step.key(run)
+        claim = Claim(step.id, number, plan.digest(step), now, row.boot, key, item=step.item)
         yield row, verdict, claim, decide.ending(step.id, claim.number, verdict, None, now)
 
 

@@ -21,7 +21,7 @@ from worker.errors import AgentError, ConfigError, StateError, StateHeld
 from worker.folder import Places
 from worker.knowledge import Known
 from worker.ledger import DONE, LedgerCorrupt, Row, StorageFull
-from worker.ledger.sqlite import SqliteLedger
+from worker.ledger.sqlite import VERSION, SqliteLedger
 from worker.ledger.sqlite.database import log as sqlite_log
 
 SQLITE = b"SQLite format 3\0"
@@ -166,7 +166,9 @@ def _ledger(source: _Source, staged: Places) -> tuple[SqliteLedger, str]:
         found = checkpoint.parse(source.data)
         facts = {"run": found.header.run} | found.header.facts
         revision = found.header.revision
-        made = SqliteLedger.create(staged.ledger, found.attempts, facts, found.effects, revision)
+        made = SqliteLedger.create(
+            staged.ledger, found.attempts, facts, found.effects, revision, found.saved, found.items
+        )
         return made, found.header.written
     for file, suffix in ((source.main, ""), (source.log, source.ending)):
         if file is not None:
@@ -174,8 +176,9 @@ def _ledger(source: _Source, staged: Places) -> tuple[SqliteLedger, str]:
                 shutil.copyfileobj(file, copy)
     os.chmod(staged.ledger, 0o640)
     store = SqliteLedger.open(staged.ledger)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(f"{staged.ledger}.format-1")  # the source is a copy of that
+    for older in range(1, VERSION):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{staged.ledger}.format-{older}")  # the source is a copy of that
     try:
         store.verify()
     except BaseException:
@@ -213,7 +216,7 @@ def _here(places: Places, run: str) -> Iterator[Known]:
         except (LedgerCorrupt, StorageFull) as exc:
             raise StateError(f"{place.ledger}: cannot be read: {exc}", _FORCE) from exc
         try:
-            head, attempts, effects = checkpoint.load(place.checkpoint)
+            head, attempts, effects, *_others = checkpoint.load(place.checkpoint)
             found.append(knowledge.of(head.run, head.revision, (row for row, _ in attempts), effects))
         except FileNotFoundError:
             pass

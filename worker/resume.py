@@ -132,6 +132,9 @@ def _compare(ledger: SqliteLedger, places: Places, notices: list[str]) -> None:
         if head.revision > ledger.revision():
             found = checkpoint.load(places.checkpoint)
             added = ledger.restore(found.attempts) + ledger.effects.restore(found.effects)
+            ledger.restore_saved(found.saved)
+            for task, items in found.items.items():
+                ledger.add_items(task, items)
             if added:
                 notices.append(
                     f"{places.ledger}: older than checkpoint.json; {plural.of(added, 'attempt')} taken over from there"
@@ -150,7 +153,7 @@ def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLe
     except FileNotFoundError:
         if broken is not None:
             raise _hopeless(places, f"{places.ledger}: {broken}, and there is no checkpoint.json") from None
-        found = Checkpoint(Header(places.run, 0, {}), [], [])
+        found = Checkpoint(Header(places.run, 0, {}), [], [], [], {})
     except (CheckpointError, OSError) as exc:
         lost = f"{places.ledger}: {broken}" if broken else f"{places.ledger}: missing"
         raise _hopeless(places, f"{lost}, and {places.checkpoint}: {exc}") from exc
@@ -163,7 +166,8 @@ def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLe
         notices.append(f"{places.ledger}: missing, but its log is there; set aside as {aside}")
     try:
         facts = {"run": places.run} | found.header.facts
-        ledger = SqliteLedger.create(places.ledger, found.attempts, facts, found.effects, found.header.revision)
+        revision, saved, items = found.header.revision, found.saved, found.items
+        ledger = SqliteLedger.create(places.ledger, found.attempts, facts, found.effects, revision, saved, items)
     except ValueError as exc:
         raise _hopeless(places, f"{places.ledger}: missing, and {places.checkpoint}: {exc}") from exc
     if found.header.revision:

@@ -58,7 +58,7 @@ def _close(store: Ledger, last: Row, result: bytes | None, who: str) -> None:
     """Record one more attempt, which is the person's word."""
     now = clock.wall()
     number = last.number + 1 if last.outcome else last.number
-    claim = Claim(last.step, number, last.definition, now, _SETTLED, last.key)
+    claim = Claim(last.step, number, last.definition, now, _SETTLED, last.key, item=last.item)
     ending = Ending(
         step=last.step,
         number=claim.number,

@@ -71,6 +71,7 @@ class Standing:
             boot=boot,
             key=step.key(run) if step.task.key is not None else "",
             harmless=step.task.redo == "always",
+            item=step.item,
         )
 
     def give_back(self, claims: Sequence[Claim], cause: str) -> None:

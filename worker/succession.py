@@ -135,7 +135,7 @@ class Succession:
         for row in rows:
             step = self._standing.plan.by_id[row.step]
             harmless = step.task.redo == "always"
-            claim = Claim(row.step, row.number, row.definition, row.started, row.boot, row.key, harmless)
+            claim = Claim(row.step, row.number, row.definition, row.started, row.boot, row.key, harmless, row.item)
             self._journal.event("step-started", f"{row.step}: started", step=row.step, attempt=row.number)
             started = self._crew.start(claim, step, self._standing.board.progress(row.step))
             self._standing.board.set(row.step, boards.RUNNING if started else boards.ELSEWHERE)

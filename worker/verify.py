@@ -87,7 +87,7 @@ def _read_ledger(path: str) -> _Copy:
 
 
 def _read_checkpoint(path: str) -> _Copy:
-    head, attempts, effects = checkpoint.load(path)
+    head, attempts, effects, *_others = checkpoint.load(path)
     known = knowledge.of(head.run, head.revision, (row for row, _ in attempts), effects)
     try:
         written = float(calendar.timegm(time.strptime(head.written, "%Y-%m-%dT%H:%M:%SZ")))

@@ -8,7 +8,7 @@ import pytest
 from tests.plans import ENDED
 from worker import checkpoint
 from worker.checkpoint import CheckpointError
-from worker.ledger import DONE, FAILED, Claim, Row
+from worker.ledger import DONE, FAILED, Claim, Row, Saved
 from worker.ledger.sqlite import SqliteLedger
 
 
@@ -32,7 +32,7 @@ def test_what_was_written_comes_back(tmp_path: Path, steps: int) -> None:
     path = str(tmp_path / "checkpoint.json")
     checkpoint.write(path, "demo", store)
 
-    head, attempts, _effects = checkpoint.load(path)
+    head, attempts, *_others = checkpoint.load(path)
 
     assert head == checkpoint.header(path)
     assert (head.run, head.revision) == ("demo", 2 * steps)
@@ -40,6 +40,49 @@ def test_what_was_written_comes_back(tmp_path: Path, steps: int) -> None:
     assert [output for _, output in attempts] == [f"step-{n}".encode() for n in range(steps)]
     assert json.loads(Path(path).read_bytes())["run"] == "demo"
     store.close()
+
+
+def test_what_steps_have_saved_and_learnt_travels_along(tmp_path: Path) -> None:
+    """
+    Finding F3: saved files and items are in it, what was too large for the ledger by name.
+    """
+    store = ledger_with(tmp_path, 2)
+    path = str(tmp_path / "checkpoint.json")
+    files = [
+        Saved("a", "bytes", b"\xff\0", 2, 1.5),
+        Saved("a", "large", None, 2**40, 2),
+        Saved("a", "text", b"ok", 2, 3),
+    ]
+    store.save_files("a", files)
+    store.add_items("t", ["b ✓", "a"])
+    checkpoint.write(path, "demo", store)
+
+    found = checkpoint.load(path)
+    other = SqliteLedger.create(
+        str(tmp_path / "other.db"), found.attempts, {}, found.effects, 99, found.saved, found.items
+    )
+
+    assert list(other.saved()) == files
+    assert other.items() == {"t": ["b ✓", "a"]}
+    assert other.revision() >= 99
+    store.close()
+    other.close()
+
+
+def test_a_byte_that_changed_is_noticed(tmp_path: Path) -> None:
+    """
+    Finding B6: also where what is left is a checkpoint still, as with a digit of a number.
+    """
+    store = ledger_with(tmp_path, 2)
+    path = tmp_path / "checkpoint.json"
+    checkpoint.write(str(path), "demo", store)
+    store.close()
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        with pytest.raises(CheckpointError):
+            checkpoint.parse(bytes(damaged))
 
 
 NASTY = '"}, {"seq": 1, "step": "x"}, {"seq": \\" \n \x7f é \u2028 \U0001f600 {'
@@ -73,7 +116,8 @@ def test_each_attempt_is_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.M
 
     found = b"".join(checkpoint.chunks("demo", store)).decode()
 
-    same = found.partition('"attempts": [\n')[2] == ",\n".join([*expected, "{}"]) + "\n]}\n"
+    lines = found.partition('"attempts": [\n')[2].rpartition("], ")[0]
+    same = lines == ",\n".join([*expected, "{}"]) + "\n"
     assert same, "compared outside of the assertion, which would look for the difference for minutes"
     store.close()
 
@@ -86,7 +130,7 @@ def test_each_attempt_is_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.M
         b"[]",
         b"null",
         b'{"format": 1, "run": 1, "revision": "x", "facts": {},\n"attempts": [\n{}\n]}\n',
-        b'{"format": 3, "run": "a", "revision": 1, "facts": {},\n"attempts": [\n{}\n]}\n',
+        b'{"format": 4, "run": "a", "revision": 1, "facts": {},\n"attempts": [\n{}\n]}\n',
     ],
 )
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:

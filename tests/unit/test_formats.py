@@ -1,5 +1,6 @@
 """State of older formats is converted, with a copy of it beside; that of newer ones is refused."""
 
+import contextlib
 import json
 import sqlite3
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from worker import checkpoint
 from worker.errors import StateError
 from worker.folder import Places
+from worker.ledger import Heard, Saved
 from worker.ledger.effects import GRANTED
 from worker.ledger.sqlite import VERSION, SqliteLedger
 from worker.resume import open_ledger
@@ -30,6 +32,22 @@ INSERT INTO attempts (seq, step, number, definition, started, boot, outcome, end
     VALUES (1, 'a', 1, 'd', 1.0, 'b', 'done', 2.0, x'6869', 2);
 INSERT INTO attempts (seq, step, number, definition, started, boot) VALUES (2, 'b', 1, 'd', 3.0, 'b');
 PRAGMA user_version = 1;
+"""
+
+
+# What the second one had more.
+FORMAT_2 = """
+ALTER TABLE attempts ADD COLUMN unsure INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempts ADD COLUMN key TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempts ADD COLUMN worker TEXT NOT NULL DEFAULT '';
+CREATE TABLE effects (
+    key TEXT PRIMARY KEY, parameters TEXT NOT NULL, state TEXT NOT NULL, step TEXT NOT NULL, token INTEGER NOT NULL,
+    worker TEXT NOT NULL, at REAL NOT NULL, result BLOB, size INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE effect_counts (token INTEGER NOT NULL, changes INTEGER NOT NULL);
+INSERT INTO effect_counts VALUES (0, 0);
+INSERT INTO effects VALUES ('demo:k', 'p', 'committed', 'a', 1, '', 2.0, x'6b', 1);
+PRAGMA user_version = 2;
 """
 
 
@@ -60,6 +78,31 @@ def test_a_ledger_of_the_first_format_goes_on(old: Path) -> None:
         assert converted.execute("PRAGMA user_version").fetchone() == (VERSION,)
         assert converted.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert before[:16] == b"SQLite format 3\0"
+
+
+def test_a_ledger_of_the_second_format_goes_on(old: Path) -> None:
+    """
+    Steps and effects are what they were; what the third format has more can be kept.
+    """
+    with contextlib.closing(sqlite3.connect(old)) as db:
+        db.executescript(FORMAT_2)
+    ledger = SqliteLedger.open(str(old))
+    assert [(row.step, row.outcome, row.item, row.digest) for row in ledger.rows()] == [
+        ("a", "done", None, ""),
+        ("b", None, None, ""),
+    ]
+    assert [(effect.key, effect.result) for effect in ledger.effects.all()] == [("demo:k", b"k")]
+    kept = [Saved("b", "state", b"half", 4, 1.0)]
+    ledger.save_files("b", kept)
+    ledger.add_items("t", ["x"])
+    ledger.heard({("b", 1): Heard(3.0, 0.5)})
+    ledger.close()
+    again = SqliteLedger.open(str(old))
+    assert (list(again.saved()), again.items(), list(again.rows())[1].progress) == (kept, {"t": ["x"]}, 3.0)
+    again.close()
+    with contextlib.closing(sqlite3.connect(f"{old}.format-2")) as copy:
+        assert copy.execute("PRAGMA user_version").fetchone() == (2,)
+    assert not Path(f"{old}.format-1").exists()
 
 
 def test_whoever_only_looks_converts_nothing(old: Path) -> None:

@@ -80,7 +80,7 @@ def test_of_a_long_run_the_loop_reads_no_attempt(kept: Kept) -> None:
     kept.change()
     kept.write()
     assert not [query for query in kept.asked if "SELECT" in query and "attempts" in query]
-    head, attempts, _effects = checkpoint.load(kept.path)
+    head, attempts, *_others = checkpoint.load(kept.path)
     assert (head.run, head.revision) == ("demo", kept.ledger.revision())
     assert [row for row, _ in attempts] == list(kept.ledger.rows())
     assert attempts[7][1] == b"step-7"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.plans import ENDED
 from worker.errors import StateError
-from worker.ledger import Claim, Ending, Ledger, LedgerCorrupt, Recorded, Row, StorageFull
+from worker.ledger import Claim, Ending, Heard, Ledger, LedgerCorrupt, Recorded, Row, Saved, StorageFull
 from worker.ledger.sqlite import SqliteLedger
 
 Open = Callable[[], Ledger]
@@ -143,13 +143,67 @@ def test_what_open_and_closed_attempts_have_spent_is_counted_once(store: Ledger)
     """
     store.enlist(STEPS)
     store.record([], [claim("a"), claim("b")])
-    store.spent({("a", 1): 1.5, ("b", 1): 0.25, ("c", 1): 99.0})
-    store.spent({("a", 1): 2.5})
+    store.heard({("a", 1): Heard(0.0, 1.5), ("b", 1): Heard(0.0, 0.25), ("c", 1): Heard(0.0, 99.0)})
+    store.heard({("a", 1): Heard(0.0, 2.5)})
     assert store.usage([])[1] == 2.75
     assert [row.spend for row in store.rows()] == [2.5, 0.25]
     store.record([ending("a", "failed")._replace(spend=3.0)], [claim("a", 2)])
     assert store.usage([])[1] == 3.25
     assert [(row.step, row.number, row.spend) for row in store.rows()] == [("a", 1, 3.0), ("b", 1, 0.25), ("a", 2, 0.0)]
+
+
+def test_what_an_open_attempt_has_said_is_kept(store: Ledger) -> None:
+    """
+    Finding F4: how far it got is known while it runs, after its end only what that says; its item stays with it.
+    """
+    store.record([], [claim("a")._replace(item="an item ✓"), claim("b")])
+    store.heard({("a", 1): Heard(40.0, 1.5), ("c", 1): Heard(9.0, 9.0)})
+    found = [(row.step, row.progress, row.spend, row.item, row.digest) for row in store.rows()]
+    assert found == [("a", 40.0, 1.5, "an item ✓", ""), ("b", 0.0, 0.0, None, "")]
+    store.record([ending("a", "failed")._replace(progress=50.0, digest="of it")], [claim("a", 2)])
+    found = [(row.step, row.progress, row.spend, row.item, row.digest) for row in store.rows()]
+    assert found == [("a", 50.0, 0.0, "an item ✓", "of it"), ("b", 0.0, 0.0, None, ""), ("a", 0.0, 0.0, None, "")]
+
+
+def test_the_files_of_a_step_are_kept_until_it_is_done(store: Ledger) -> None:
+    """
+    Finding F3: what a step has saved is what it saved last, byte for byte; each time the revision grows.
+    """
+    a = [Saved("a", "sub/state", b"\0\xff", 2, 5.0), Saved("a", "too large", None, 10**7, 6.5)]
+    b = [Saved("b", "state", b"", 0, 7.0)]
+    store.record([], [claim("a"), claim("b")])
+    before = store.revision()
+    store.save_files("a", [Saved("a", "old", b"x", 1, 1.0)])
+    store.save_files("a", a)
+    store.save_files("b", b)
+    assert store.revision() > before
+    assert list(store.saved()) == a + b
+    assert list(store.saved("b")) == b
+    store.record([ending("a", "failed")], [])
+    assert list(store.saved("a")) == a
+    store.record([ending("b")], [claim("a", 2)])
+    assert list(store.saved()) == a
+    other = [
+        Saved("a", "state", b"older", 5, 1.0),
+        Saved("b", "state", b"b", 1, 1.0),
+        Saved("c", "state", b"c", 1, 1.0),
+    ]
+    assert store.restore_saved(other) == 1
+    assert list(store.saved()) == [*a, other[2]]
+
+
+def test_items_are_added_once_and_stay_in_order(store: Ledger) -> None:
+    """
+    A list that is said again after an answer was lost, or that has grown, adds what is new at its end.
+    """
+    assert store.items() == {}
+    before = store.revision()
+    store.add_items("t", ["b", "a", "b"])
+    store.add_items("u", ["a"])
+    store.add_items("t", ["a", "c"])
+    store.add_items("v", [])
+    assert store.items() == {"t": ["b", "a", "c"], "u": ["a"]}
+    assert store.revision() > before
 
 
 def test_amounts_add_up_and_facts_beside_them_are_replaced(store: Ledger) -> None:

@@ -17,7 +17,7 @@ from tests.postgres import Server
 from tests.unit.test_ledger import claim, closed, ending
 from worker import clock
 from worker.budget import Budget
-from worker.ledger import Claim, Recorded, Row
+from worker.ledger import Claim, Heard, Recorded, Row
 from worker.ledger.effects import HELD, TAKEN_OVER, UNKNOWN
 from worker.meter import Meter
 
@@ -450,8 +450,8 @@ def test_machines_that_share_a_run_share_its_budget(join: Join) -> None:
     assert (one.fact("worked_until"), two.fact("worked_until")) == ("1", "2")
     one.record([], [claim("a")], 1)
     two.record([], [claim("b")], 1)
-    one.spent({("a", 1): 2.0, ("b", 1): 50.0})
-    two.spent({("b", 1): 1.0})
+    one.heard({("a", 1): Heard(0.0, 2.0), ("b", 1): Heard(0.0, 50.0)})
+    two.heard({("b", 1): Heard(0.0, 1.0)})
     assert one.usage([])[1] == two.usage([])[1] == 3.0
 
 
@@ -475,7 +475,7 @@ def test_the_sum_is_what_the_rows_say_and_old_rows_are_not_summed_up_each_time(
 
     for number in range(1, 9):
         two.record([ending("a", "failed", number - 1)._replace(spend=1.0)] if number > 1 else [], [claim("a", number)])
-        two.spent({("a", number): 0.5})
+        two.heard({("a", number): Heard(0.0, 0.5)})
         assert used(10.0) == number - 0.5
     first = next(one.rows())
     server.execute("UPDATE agent.attempts SET spend = 101 WHERE run = %s AND number = 1", (run,))

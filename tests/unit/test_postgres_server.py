@@ -13,7 +13,7 @@ import pytest
 from tests.postgres import PASSWORD, USER, Server
 from tests.unit.test_ledger import STEPS, claim, ending
 from worker.errors import StateError
-from worker.ledger import LedgerAway, Recorded
+from worker.ledger import LedgerAway, Recorded, Saved
 
 pytest.importorskip("psycopg")
 from worker.ledger.postgres import Member, PostgresLedger, errors, schema
@@ -101,6 +101,40 @@ def test_an_older_format_is_brought_up_to_date_once(dsn: str, server: Server, mo
         assert isinstance(ledger, PostgresLedger)
         assert [row.step for row in ledger.rows()] == ["a"]
         ledger.close()
+
+
+def test_the_tables_of_the_second_format_become_those_of_the_third(dsn: str, server: Server) -> None:
+    """
+    With what is in them; they are then what a new database gets.
+    """
+    before = join(dsn)
+    before.enlist(STEPS)
+    before.record([], [claim("a"), claim("b")], 2)
+    before.record([ending("a")], [])
+    before.close()
+    known = "table_name, column_name, data_type, is_nullable"
+    columns = f"SELECT {known} FROM information_schema.columns WHERE table_schema = 'agent'"
+    new = sorted(server.execute(columns, database=database(dsn)))
+    for statement in (
+        "ALTER TABLE agent.steps DROP COLUMN item, DROP COLUMN progress",
+        "ALTER TABLE agent.attempts DROP COLUMN item, DROP COLUMN digest",
+        "DROP TABLE agent.saved, agent.items",
+        "UPDATE agent.format SET version = 2",
+    ):
+        server.execute(statement, database=database(dsn))
+    with pytest.raises(StateError, match="older version"):
+        PostgresLedger.look(dsn, "run", 5.0)
+
+    after = join(dsn)
+
+    assert sorted(server.execute(columns, database=database(dsn))) == new
+    assert [(row.step, row.outcome, row.item, row.digest) for row in after.rows()] == [
+        ("a", "done", None, ""),
+        ("b", None, None, ""),
+    ]
+    after.save_files("b", [Saved("b", "state", b"x", 1, 1.0)])
+    assert [saved.content for saved in after.saved()] == [b"x"]
+    after.close()
 
 
 def test_a_newer_format_is_not_touched(dsn: str, server: Server) -> None:

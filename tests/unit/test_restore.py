@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeWorker
+from tests.plans import sealed
 from tests.support import ROOT, Worker
 from worker import checkpoint, cli, ledger, mounts, swap
 from worker.ledger import Claim
@@ -163,7 +164,7 @@ def test_an_export_of_a_living_run_is_of_one_moment(worker: MakeWorker) -> None:
             with contextlib.closing(SqliteLedger.open(str(file), read_only=True)) as store:
                 rows, revision = list(store.rows()), store.revision()
         else:
-            head, attempts, _ = checkpoint.load(str(file))
+            head, attempts, *_ = checkpoint.load(str(file))
             rows, revision = [row for row, _ in attempts], head.revision
         assert revision == len(rows) + sum(row.outcome is not None for row in rows)
         revisions.append(revision)
@@ -302,7 +303,7 @@ def test_a_name_that_leads_elsewhere_is_not_a_run(stopped: Worker) -> None:
     The run's name becomes part of paths: what comes from elsewhere is looked at first.
     """
     file = export(stopped, "checkpoint.json")
-    file.write_text(file.read_text().replace('"run": "demo"', '"run": "../../demo"'))
+    file.write_text(sealed(file.read_text().replace('"run": "demo"', '"run": "../../demo"')))
     done = agentctl("restore", file, "--state", stopped.state.parent / "new")
     assert (done.returncode, "does not say of which run" in done.stderr) == (73, True)
 

@@ -32,7 +32,8 @@ class Claim(NamedTuple):
     """The start of an attempt; times are wall-clock seconds.
 
     `key` is what its effect is known by outside, empty where that is RUN:STEP.  `harmless`: the step may be
-    begun again without being asked about, so that a claim which a power cut takes away is no loss.
+    begun again without being asked about, so that a claim which a power cut takes away is no loss.  `item` is that
+    of a step which was made from a list, else None.
     """
 
     step: str
@@ -42,6 +43,7 @@ class Claim(NamedTuple):
     boot: str
     key: str = ""
     harmless: bool = True
+    item: str | None = None
 
 
 class Ending(NamedTuple):
@@ -52,7 +54,7 @@ class Ending(NamedTuple):
     got, `spend` what it said that it had spent, `detail` what it was doing when it was ended for a limit.
     `output` is the whole result when it is small; None when it lies in the file out/STEP.
     `log` is what the step wrote to standard error, or the end of it.  `unsure`: it was cut off while its
-    effect may have happened.
+    effect may have happened.  `digest` is that of the whole result (`result_digest`), empty where there is none.
     """
 
     step: str
@@ -73,13 +75,15 @@ class Ending(NamedTuple):
     log: bytes = b""
     log_size: int = 0
     unsure: bool = False
+    digest: str = ""
 
 
 class Row(NamedTuple):
     """One attempt as the ledger has it, without its output and log; `outcome` None: it was not closed.
 
     `seq` grows from claim to claim, and is the token without which nothing is committed.  `worker` names the
-    worker that made the attempt where several share the ledger.
+    worker that made the attempt where several share the ledger.  `progress` and `spend` of an open attempt are as of
+    the last `heard`.  `item` and `digest` are those of its Claim and its Ending.
     """
 
     seq: int
@@ -104,6 +108,28 @@ class Row(NamedTuple):
     unsure: bool = False
     key: str = ""
     worker: str = ""
+    item: str | None = None
+    digest: str = ""
+
+
+class Heard(NamedTuple):
+    """What an open attempt has said so far: the furthest that it got, 0 for nothing, and what it has spent in all."""
+
+    progress: float = 0.0
+    spend: float = 0.0
+
+
+class Saved(NamedTuple):
+    """A file that a step keeps for its later attempts; `content` is None where it was too large for the ledger.
+
+    `name` is its path below the step's own folder, `size` its length in bytes, `at` when it was written (wall clock).
+    """
+
+    step: str
+    name: str
+    content: bytes | None
+    size: int
+    at: float
 
 
 class Recorded(NamedTuple):
@@ -178,8 +204,26 @@ class Ledger(Protocol):
         been done, and nothing is done; without it, what is done again after LedgerAway may count twice.
         """
 
-    def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
-        """Note durably what open attempts, by step and number, have spent in all so far; passes over those not ours."""
+    def heard(self, said: Mapping[tuple[str, int], Heard]) -> None:
+        """Note durably what open attempts, by step and number, have said so far; passes over those not ours."""
+
+    def save_files(self, step: str, files: Sequence[Saved]) -> None:
+        """Let these be the files that `step` has saved, in one durable transaction; those it had before are gone.
+
+        They are forgotten when the step is done.
+        """
+
+    def saved(self, step: str | None = None) -> Iterator[Saved]:
+        """Yield the files that steps have saved, or those of one step, by step and name."""
+
+    def restore_saved(self, files: Iterable[Saved]) -> int:
+        """Add the files of steps of which nothing is saved here and that are not done; return how many those were."""
+
+    def add_items(self, task: str, items: Sequence[str]) -> None:
+        """Add those of `items` that `task` does not have yet after those it has, durably, in one transaction."""
+
+    def items(self) -> dict[str, list[str]]:
+        """Return the items that were added to tasks, each in the order in which they were."""
 
     def usage(self, facts: Sequence[str]) -> tuple[dict[str, str], float]:
         """Return those of these facts that there are, and what all attempts have spent, the open ones as far as noted.
@@ -200,7 +244,7 @@ class Ledger(Protocol):
         """Add what a checkpoint knows and the ledger does not; return how many rows that were."""
 
     def revision(self) -> int:
-        """Return a number that grows with every claim and every ending."""
+        """Return a number that grows with every claim and ending, and with all that is saved or added."""
 
     def close(self) -> None: ...
 

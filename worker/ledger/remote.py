@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from worker import clock
 from worker.events import Events
-from worker.ledger import Claim, Ending, Recorded, Row, Server
+from worker.ledger import Claim, Ending, Heard, Recorded, Row, Saved, Server
 from worker.ledger.effects import Answer, Effect
 
 # A server that gives no answer for so long is hung up on, should the ledger itself not have noticed; a call that moves
@@ -194,8 +194,23 @@ class RemoteLedger:
     ) -> None:
         self._call(lambda: self._store.add(amounts, facts, mark))
 
-    def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
-        self._call(lambda: self._store.spent(amounts))
+    def heard(self, said: Mapping[tuple[str, int], Heard]) -> None:
+        self._call(lambda: self._store.heard(said))
+
+    def save_files(self, step: str, files: Sequence[Saved]) -> None:
+        self._call(lambda: self._store.save_files(step, files))
+
+    def saved(self, step: str | None = None) -> Iterator[Saved]:
+        yield from self._call(lambda: list(self._store.saved(step)))
+
+    def restore_saved(self, files: Iterable[Saved]) -> int:
+        return self._call(lambda: self._store.restore_saved(files))
+
+    def add_items(self, task: str, items: Sequence[str]) -> None:
+        self._call(lambda: self._store.add_items(task, items))
+
+    def items(self) -> dict[str, list[str]]:
+        return self._call(self._store.items)
 
     def usage(self, facts: Sequence[str]) -> tuple[dict[str, str], float]:
         return self._call(lambda: self._store.usage(facts))

@@ -26,11 +26,12 @@ except ImportError as exc:
     ) from exc
 
 from worker import points
-from worker.ledger import Claim, Ending, Recorded, Row
+from worker.ledger import Claim, Ending, Heard, Recorded, Row, Saved
 from worker.ledger.postgres import plan
 from worker.ledger.postgres.effects import PostgresEffects
 from worker.ledger.postgres.errors import standby
 from worker.ledger.postgres.facts import Facts
+from worker.ledger.postgres.kept import Kept
 from worker.ledger.postgres.link import LONG, Connection, Link, Member
 from worker.ledger.postgres.news import News
 from worker.ledger.postgres.orphans import Orphans
@@ -59,6 +60,7 @@ class PostgresLedger:
         self._lease = lease
         self._held = Held()
         self._facts = Facts(link, self._held)
+        self._kept = Kept(link)
         self._news = News(link)
         self._orphans = Orphans(link, self._held, lease)
         self._usage = Usage(link)
@@ -188,8 +190,23 @@ class PostgresLedger:
     ) -> None:
         self._facts.add(amounts, facts, mark)
 
-    def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
-        self._facts.spent(amounts)
+    def heard(self, said: Mapping[tuple[str, int], Heard]) -> None:
+        self._facts.heard(said)
+
+    def save_files(self, step: str, files: Sequence[Saved]) -> None:
+        self._kept.save_files(step, files)
+
+    def saved(self, step: str | None = None) -> Iterator[Saved]:
+        return self._kept.saved(step)
+
+    def restore_saved(self, files: Iterable[Saved]) -> int:
+        return self._kept.restore_saved(files)
+
+    def add_items(self, task: str, items: Sequence[str]) -> None:
+        self._kept.add_items(task, items)
+
+    def items(self) -> dict[str, list[str]]:
+        return self._kept.items()
 
     def usage(self, facts: Sequence[str]) -> tuple[dict[str, str], float]:
         return self._usage.read(facts)
@@ -313,11 +330,13 @@ ORDER BY 1 LIMIT %(batch)s
 _LAST_CLOSED = f"""
 SELECT {CLOSED} FROM agent.attempts WHERE run = %(run)s AND step = %(step)s ORDER BY number DESC LIMIT 1
 """
-# Every claim, ending and effect draws a number; an attempt's ending draws a higher one than its claim.
+# Whatever is changed draws a number; an attempt's ending draws a higher one than its claim.
 _REVISION = """
 SELECT greatest(
     (SELECT max(change) FROM agent.attempts WHERE run = %(run)s),
     (SELECT max(token) FROM agent.steps WHERE run = %(run)s AND state = 'running'),
     (SELECT max(change) FROM agent.effects WHERE run = %(run)s),
+    (SELECT max(change) FROM agent.saved WHERE run = %(run)s),
+    (SELECT max(change) FROM agent.items WHERE run = %(run)s),
     0)
 """

@@ -1,7 +1,8 @@
-"""The facts of a run in PostgreSQL, and what its open attempts have spent."""
+"""The facts of a run in PostgreSQL, and what its open attempts have said."""
 
 from collections.abc import Mapping
 
+from worker.ledger import Heard
 from worker.ledger.postgres.link import Link
 from worker.ledger.postgres.rows import RUNNING, Held, text
 
@@ -34,11 +35,15 @@ class Facts:
             connection.execute(_ADD, self._link.me | self._named({name: repr(more) for name, more in amounts.items()}))
             connection.execute(_NOTE, self._link.me | self._named(facts))
 
-    def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
-        tokens = [self._held.token(step, number) for step, number in amounts]
-        asked = {"steps": [step for step, _number in amounts], "tokens": tokens, "amounts": list(amounts.values())}
+    def heard(self, said: Mapping[tuple[str, int], Heard]) -> None:
+        asked = {
+            "steps": [step for step, _number in said],
+            "tokens": [self._held.token(step, number) for step, number in said],
+            "progress": [words.progress for words in said.values()],
+            "spend": [words.spend for words in said.values()],
+        }
         with self._link.call() as connection:
-            connection.execute(_SPENT, self._link.me | asked)
+            connection.execute(_HEARD, self._link.me | asked)
 
     def _named(self, facts: Mapping[str, str]) -> dict[str, list[str]]:
         names = list(facts)
@@ -64,9 +69,11 @@ SELECT %(run)s, * FROM unnest(%(owners)s::text[], %(names)s::text[], %(values)s:
 ON CONFLICT (run, worker, name) DO UPDATE SET
     value = (agent.facts.value::double precision + excluded.value::double precision)::text
 """
-_SPENT = f"""
-UPDATE agent.steps s SET spend = said.amount
-FROM unnest(%(steps)s::text[], %(tokens)s::bigint[], %(amounts)s::double precision[]) AS said (step, token, amount)
+_HEARD = f"""
+UPDATE agent.steps s SET progress = said.progress, spend = said.spend
+FROM unnest(
+    %(steps)s::text[], %(tokens)s::bigint[], %(progress)s::double precision[], %(spend)s::double precision[]
+) AS said (step, token, progress, spend)
 WHERE s.run = %(run)s AND s.step = ANY (%(steps)s::text[]) AND s.step = said.step
     AND {RUNNING} AND s.token = said.token AND s.life = %(life)s
 """

@@ -161,13 +161,14 @@ WHERE s.state <> 'done' AND (s.state = 'open' OR excluded.state = 'done')
 # An attempt that was open: its holder is not known to be anywhere, so it is taken over by whoever looks next.
 _REOPEN = """
 INSERT INTO agent.steps AS s (run, step, state, number, token, worker, definition, started, boot, key,
-    spend)
+    item, progress, spend)
 VALUES (%(run)s, %(step)s, 'running', %(number)s, nextval('agent.tokens'), %(worker)s, %(definition)s, %(started)s,
-    %(boot)s, %(key)s, %(spend)s)
+    %(boot)s, %(key)s, %(item)s, %(progress)s, %(spend)s)
 ON CONFLICT (run, step) DO UPDATE SET
     state = 'running', number = excluded.number, token = excluded.token, worker = excluded.worker, life = '',
     former = '', lease_until = to_timestamp(0), definition = excluded.definition, started = excluded.started,
-    boot = excluded.boot, key = excluded.key, spend = excluded.spend
+    boot = excluded.boot, key = excluded.key, item = excluded.item, progress = excluded.progress,
+    spend = excluded.spend
 WHERE s.state = 'open' AND s.number < excluded.number
 """
 _RESTORED = """

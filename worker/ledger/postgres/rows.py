@@ -11,8 +11,8 @@ from worker.ledger import Claim, Ending, Row
 CLOSED = ", ".join(Row._fields)
 OPEN = """
 token, step, number, definition, started, boot, NULL::text, false, false, ''::text, NULL::integer,
-NULL::double precision, 0::double precision, 0::double precision, 0::double precision, spend,
-''::text, 0::bigint, 0::bigint, false, key, coalesce(nullif(former, ''), worker)
+NULL::double precision, 0::double precision, 0::double precision, progress, spend,
+''::text, 0::bigint, 0::bigint, false, key, coalesce(nullif(former, ''), worker), item, ''::text
 """
 # Our row of `workers`, locked until the commit: nothing is granted to a connection that was given up, or to a life
 # that was replaced.
@@ -44,6 +44,7 @@ _ENDING = {
     "output_size": "bigint",
     "log_size": "bigint",
     "unsure": "boolean",
+    "digest": "text",
 }
 # In one statement, so that a step costs one journey and one flush: endings of which the newest claim is ours, which
 # become attempts; then claims of steps that are open and as far as the caller believes, or that have been given to
@@ -60,21 +61,26 @@ WITH ended AS MATERIALIZED (
     WHERE s.run = %(run)s AND s.step = ANY (ARRAY (SELECT step FROM ended)) AND s.step = ended.step
         AND {RUNNING} AND s.token = ended.token AND s.life = %(life)s
     RETURNING
-        ended.*, s.number, s.definition, s.started, s.boot, s.key, coalesce(nullif(s.former, ''), s.worker) AS maker
+        ended.*, s.number, s.definition, s.started, s.boot, s.key, s.item,
+        coalesce(nullif(s.former, ''), s.worker) AS maker
 ), written AS (
     INSERT INTO agent.attempts
-        (run, life, seq, step, number, definition, started, boot, key, worker, change, output, log,
+        (run, life, seq, step, number, definition, started, boot, key, item, worker, change, output, log,
         {", ".join(_ENDING)})
     SELECT
-        %(run)s, %(life)s, token, step, number, definition, started, boot, key, maker, nextval('agent.tokens'),
+        %(run)s, %(life)s, token, step, number, definition, started, boot, key, item, maker, nextval('agent.tokens'),
         CASE WHEN inline THEN coalesce((%(outputs)s::bytea[])[place], '') END, (%(logs)s::bytea[])[place],
         {", ".join(_ENDING)}
-    FROM closed RETURNING step, number
+    FROM closed RETURNING step, number, outcome
+), kept AS (
+    DELETE FROM agent.saved
+    WHERE run = %(run)s AND step = ANY (ARRAY (SELECT step FROM written WHERE outcome = 'done'))
 ), me AS (
     {ME}
 ), wanted AS MATERIALIZED (
     SELECT * FROM json_to_recordset(%(claims)s::json) AS w (
-        place integer, step text, number integer, definition text, started double precision, boot text, key text)
+        place integer, step text, number integer, definition text, started double precision, boot text, key text,
+        item text)
 ), picked AS (
     SELECT wanted.*
     FROM wanted
@@ -90,7 +96,8 @@ WITH ended AS MATERIALIZED (
     UPDATE agent.steps s SET
         state = 'running', number = picked.number, token = nextval('agent.tokens'), worker = %(worker)s,
         life = %(life)s, former = '', lease_until = now() + %(lease)s * interval '1 second',
-        definition = picked.definition, started = picked.started, boot = picked.boot, key = picked.key, spend = 0
+        definition = picked.definition, started = picked.started, boot = picked.boot, key = picked.key,
+        item = picked.item, progress = 0, spend = 0
     FROM picked WHERE s.step = picked.step AND s.run = %(run)s
     RETURNING s.step, s.number, s.token)
 SELECT 'closed', step, number, 0 FROM written

@@ -12,11 +12,42 @@ from worker.errors import StateError
 from worker.ledger import LedgerAway
 from worker.ledger.postgres.link import Connection
 
-VERSION = 2
-# From each older format to the next.
-MIGRATIONS = {1: "ALTER TABLE agent.steps ADD COLUMN spend double precision NOT NULL DEFAULT 0"}
+VERSION = 3
 
-SCHEMA = """
+# saved.content is null where the file was too large.
+_FORMAT_3 = """
+CREATE TABLE IF NOT EXISTS agent.saved (
+    run text COLLATE "C" NOT NULL,
+    step text COLLATE "C" NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    content bytea,
+    size bigint NOT NULL,
+    at double precision NOT NULL,
+    change bigint NOT NULL,
+    PRIMARY KEY (run, step, name)
+);
+CREATE INDEX IF NOT EXISTS saved_change ON agent.saved (run, change);
+CREATE TABLE IF NOT EXISTS agent.items (
+    run text COLLATE "C" NOT NULL,
+    task text COLLATE "C" NOT NULL,
+    position integer NOT NULL,
+    item text NOT NULL,
+    change bigint NOT NULL,
+    PRIMARY KEY (run, task, position)
+);
+CREATE INDEX IF NOT EXISTS items_change ON agent.items (run, change);
+"""
+# From each older format to the next.
+MIGRATIONS = {
+    1: "ALTER TABLE agent.steps ADD COLUMN spend double precision NOT NULL DEFAULT 0",
+    2: f"""
+ALTER TABLE agent.steps ADD COLUMN item text, ADD COLUMN progress double precision NOT NULL DEFAULT 0;
+ALTER TABLE agent.attempts ADD COLUMN item text, ADD COLUMN digest text NOT NULL DEFAULT '';
+{_FORMAT_3}
+""",
+}
+
+SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS agent.format (one integer PRIMARY KEY, version integer NOT NULL);
 -- Claims, endings and whatever changes an effect draw from here: the newest number tells how far a reader has come.
 CREATE SEQUENCE IF NOT EXISTS agent.tokens;
@@ -64,6 +95,8 @@ CREATE TABLE IF NOT EXISTS agent.steps (
     started double precision NOT NULL DEFAULT 0,
     boot text NOT NULL DEFAULT '',
     key text NOT NULL DEFAULT '',
+    item text,
+    progress double precision NOT NULL DEFAULT 0,
     spend double precision NOT NULL DEFAULT 0,
     PRIMARY KEY (step, run)
 );
@@ -93,6 +126,8 @@ CREATE TABLE IF NOT EXISTS agent.attempts (
     unsure boolean NOT NULL,
     key text NOT NULL,
     worker text NOT NULL,
+    item text,
+    digest text NOT NULL DEFAULT '',
     life text NOT NULL DEFAULT '',
     change bigint NOT NULL,
     output bytea,
@@ -122,6 +157,7 @@ CREATE TABLE IF NOT EXISTS agent.effects (
     PRIMARY KEY (run, key)
 );
 CREATE INDEX IF NOT EXISTS effects_change ON agent.effects (run, change);
+{_FORMAT_3}
 """
 
 # Several workers make the tables at the same moment: all but one find them made, in one of these ways.

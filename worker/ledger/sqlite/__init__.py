@@ -12,58 +12,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from worker import files, points
 from worker.errors import StateError
-from worker.ledger import DONE, Claim, Ending, LedgerCorrupt, Recorded, Row
+from worker.ledger import DONE, Claim, Ending, Heard, LedgerCorrupt, Recorded, Row, Saved
 from worker.ledger.effects import Effect
 from worker.ledger.sqlite.database import LOGS, Database, approach, connect, errors, prepare, reading, transaction
-from worker.ledger.sqlite.effects import SCHEMA as EFFECTS_SCHEMA
 from worker.ledger.sqlite.effects import SqliteEffects
+from worker.ledger.sqlite.schema import MIGRATIONS, SCHEMA, VERSION
 
-VERSION = 2
 # Larger ledgers are read as they are: a look at every page would hold up the start for too long.
 _CHECKED_MAX = 512 * 1024 * 1024
+__all__ = ["SUFFIXES", "VERSION", "SqliteLedger"]
+
 SUFFIXES = ("", "-shm", *LOGS)  # the files of one database
 _MOVED = "moved"  # in place of a boot's id: the attempt was open on another machine
-
-_SCHEMA = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE attempts (
-    seq INTEGER PRIMARY KEY,
-    step TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    definition TEXT NOT NULL,
-    started REAL NOT NULL,
-    boot TEXT NOT NULL,
-    outcome TEXT,
-    counted INTEGER NOT NULL DEFAULT 0,
-    final INTEGER NOT NULL DEFAULT 0,
-    cause TEXT NOT NULL DEFAULT '',
-    status INTEGER,
-    ended REAL,
-    took REAL NOT NULL DEFAULT 0,
-    delay REAL NOT NULL DEFAULT 0,
-    progress REAL NOT NULL DEFAULT 0,
-    spend REAL NOT NULL DEFAULT 0,
-    detail TEXT NOT NULL DEFAULT '',
-    output_size INTEGER NOT NULL DEFAULT 0,
-    log_size INTEGER NOT NULL DEFAULT 0,
-    output BLOB,
-    log BLOB,
-    unsure INTEGER NOT NULL DEFAULT 0,
-    key TEXT NOT NULL DEFAULT '',
-    worker TEXT NOT NULL DEFAULT ''
-);
--- Done means done: the database itself refuses a second time.
-CREATE UNIQUE INDEX done ON attempts (step) WHERE outcome = 'done';
-"""
-# From each older format to the next.
-_MIGRATIONS = {
-    1: f"""
-ALTER TABLE attempts ADD COLUMN unsure INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE attempts ADD COLUMN key TEXT NOT NULL DEFAULT '';
-ALTER TABLE attempts ADD COLUMN worker TEXT NOT NULL DEFAULT '';
-{EFFECTS_SCHEMA}
-"""
-}
 
 _ROW = ", ".join(Row._fields)
 _ENDING = ", ".join(f"{name} = ?" for name in Ending._fields[2:])  # all but step and number
@@ -75,7 +35,10 @@ _MARK = """
 INSERT INTO facts VALUES (?, ?)
 ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE value <> excluded.value
 """
-_CLAIM = "INSERT INTO attempts (seq, step, number, definition, started, boot, key) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_CLAIM = """
+INSERT INTO attempts (seq, step, number, definition, started, boot, key, item) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_SAVE = "INSERT INTO saved (step, name, content, size, at) VALUES (?, ?, ?, ?, ?)"
 
 
 class SqliteLedger:
@@ -99,6 +62,8 @@ class SqliteLedger:
         facts: Mapping[str, str] | None = None,
         effects: Sequence[Effect] = (),
         revision: int = 0,
+        saved: Sequence[Saved] = (),
+        items: Mapping[str, Sequence[str]] | None = None,
     ) -> "SqliteLedger":
         """Make a new ledger that holds all this.  The file has its final name only once it is complete.
 
@@ -110,10 +75,13 @@ class SqliteLedger:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temp + suffix)
         with errors(), contextlib.closing(connect(temp, "rwc")) as db:
-            db.executescript(f"BEGIN; {_SCHEMA} {EFFECTS_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+            db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
             fresh = cls(temp, db)
             fresh.restore(rows)
             fresh.effects.restore(effects)
+            fresh.restore_saved(saved)
+            for task, added in (items or {}).items():
+                fresh.add_items(task, added)
             fresh.note(dict(facts or {}))
             fresh.effects.skip(revision - fresh.revision())
         os.chmod(temp, 0o640)
@@ -155,7 +123,7 @@ class SqliteLedger:
                 self._close(ending)
             for claim in claims:
                 seq += 1
-                self._db.execute(_CLAIM, (seq, *claim[:6]))
+                self._db.execute(_CLAIM, (seq, *claim[:6], claim.item))
                 opened[claim.step, claim.number] = seq
             points.at("ledger-written")
         for ending in endings:
@@ -200,10 +168,52 @@ class SqliteLedger:
             self._db.executemany(_ADD, amounts.items())
             self._db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
 
-    def spent(self, amounts: Mapping[tuple[str, int], float]) -> None:
-        known = [(amount, self._open[attempt]) for attempt, amount in amounts.items() if attempt in self._open]
+    def heard(self, said: Mapping[tuple[str, int], Heard]) -> None:
+        known = [(*words, self._open[attempt]) for attempt, words in said.items() if attempt in self._open]
         with transaction(self._db):
-            self._db.executemany("UPDATE attempts SET spend = ? WHERE seq = ?", known)
+            self._db.executemany("UPDATE attempts SET progress = ?, spend = ? WHERE seq = ?", known)
+
+    def save_files(self, step: str, files: Sequence[Saved]) -> None:
+        with transaction(self._db):
+            self._db.execute("DELETE FROM saved WHERE step = ?", (step,))
+            self._db.executemany(_SAVE, files)
+            self.effects.changed()
+
+    def saved(self, step: str | None = None) -> Iterator[Saved]:
+        with errors():
+            found = self._db.execute(
+                "SELECT step, name, content, size, at FROM saved WHERE step = ?1 OR ?1 IS NULL ORDER BY step, name",
+                (step,),
+            )
+            yield from map(Saved._make, found)
+
+    def restore_saved(self, files: Iterable[Saved]) -> int:
+        with transaction(self._db):
+            known = "SELECT step FROM saved UNION SELECT step FROM attempts WHERE outcome = ?"
+            there = {step for (step,) in self._db.execute(known, (DONE,))}
+            added = [saved for saved in files if saved.step not in there]
+            self._db.executemany(_SAVE, added)
+            if added:
+                self.effects.changed()
+        return len(added)
+
+    def add_items(self, task: str, items: Sequence[str]) -> None:
+        with transaction(self._db):
+            known = self.items().get(task, [])
+            added = list(dict.fromkeys(item for item in items if item not in set(known)))
+            self._db.executemany(
+                "INSERT INTO items (task, position, item) VALUES (?, ?, ?)",
+                [(task, position, item) for position, item in enumerate(added, len(known))],
+            )
+            if added:
+                self.effects.changed()
+
+    def items(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        with errors():
+            for task, item in self._db.execute("SELECT task, item FROM items ORDER BY task, position"):
+                found.setdefault(task, []).append(item)
+        return found
 
     def usage(self, facts: Sequence[str]) -> tuple[dict[str, str], float]:
         known = {name: value for name in facts if (value := self.fact(name)) is not None}
@@ -308,6 +318,8 @@ class SqliteLedger:
         )
         if cursor.rowcount != 1:
             raise ValueError(f"{ending.step}: attempt {ending.number} is not open; its ending is refused")
+        if ending.outcome == DONE:
+            self._db.execute("DELETE FROM saved WHERE step = ?", (ending.step,))
 
     def _check(self, thorough: bool) -> int:
         """Return the format; raise LedgerCorrupt if it is none, StateError if it is a newer one."""
@@ -339,7 +351,7 @@ class SqliteLedger:
         if read_only:
             raise StateError(f"{self.path}: of an older version of the agent", "start the agent, which converts it")
         _keep_copy(self._db, f"{self.path}.format-{version}")
-        steps = "".join(_MIGRATIONS[older] for older in range(version, VERSION))
+        steps = "".join(MIGRATIONS[older] for older in range(version, VERSION))
         self._db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {VERSION}; COMMIT;")
 
 

@@ -33,7 +33,7 @@ CREATE TABLE effects (
     result BLOB,
     size INTEGER NOT NULL DEFAULT 0
 );
--- The newest token, and how often anything was changed.
+-- The newest token, and how often anything beside the attempts was changed.
 CREATE TABLE effect_counts (token INTEGER NOT NULL, changes INTEGER NOT NULL);
 INSERT INTO effect_counts VALUES (0, 0);
 """
@@ -130,6 +130,10 @@ class SqliteEffects:
         with errors():
             changes: int = self._db.execute("SELECT changes FROM effect_counts").fetchone()[0]
         return changes
+
+    def changed(self) -> None:
+        """Count a change of something beside the attempts, inside a transaction."""
+        self._next("changes")
 
     def skip(self, revisions: int) -> None:
         """Let the revision be so much higher, if that is any."""
