@@ -6,6 +6,7 @@ nothing about the step: it says how it ended (`end`), and the loop goes on from 
 """
 
 import math
+import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -72,7 +73,8 @@ class Attempt:
         self._journal = journal
         self._events = events
         group = slot.shelter.group if slot.shelter is not None else None
-        self._family = family.of(group, f"STATE_DIRECTORY={places.state(step.id)}".encode(), others)
+        marker = os.fsencode(f"STATE_DIRECTORY={places.state(step.id)}")
+        self._family = family.of(group, marker, others, slot.inherited)
         self._ask_first = ask_first
         self._programs = Programs(step, slot.output.path, ask_first)
         self._execution = Execution(slot, self._family, self.streams, events, self._say, self._next)

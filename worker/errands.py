@@ -26,7 +26,8 @@ PATIENT = 2.0
 # A worker that is stopped waits at most so long.
 HURRY = 5.0
 # In the environment of each: of which worker it is, and its name.
-_OWNER, _NAME = "AGENT_ERRAND_OF", "AGENT_ERRAND"
+_NAME = os.fsdecode(process.ERRAND)
+_OWNER = f"{_NAME}_OF"
 
 
 class Report(NamedTuple):
@@ -50,6 +51,11 @@ class Report(NamedTuple):
             how = f"was killed by signal {-self.status}"
         last = self.output.decode(errors="replace").strip().rpartition("\n")[2]
         return f"{how}: {last[:200]}" if last else how
+
+
+def owner(root: str) -> str:
+    """Return the entry of its environment that tells of which worker, by its state folder, an errand is."""
+    return f"{_OWNER}={root}"
 
 
 def run(argv: Sequence[str], env: Mapping[str, str], cwd: str, timeout: float, keep_output: bool) -> Report:
@@ -226,7 +232,8 @@ class Errands(Companion):
     def _kill(self, errand: Errand) -> None:
         # While their parent lives they can be told by it.  -1: never alone, or any child of ours might be one of them.
         others = [-1, *(pid for pid in self._under_way if pid != errand.pid)]
-        process.send(process.family(errand.pid, f"{_NAME}={self._mark(errand.name)}".encode(), others), signal.SIGKILL)
+        marker = os.fsencode(f"{_NAME}={self._mark(errand.name)}")
+        process.send(process.family(errand.pid, marker, others), signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(errand.pid, signal.SIGKILL)  # it leads a session
 
@@ -235,5 +242,5 @@ class Errands(Companion):
 
     def _end_leftovers(self) -> None:
         if self._leftovers:  # looking for them is looking at every process of the machine
-            process.send(process.strays([f"{_OWNER}={self._owner}".encode()]), signal.SIGKILL)
+            process.send(process.leftovers([os.fsencode(owner(self._owner))]), signal.SIGKILL)
         self._leftovers = False

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from worker import process
 from worker.cgroup import Group
-from worker.process import Found
+from worker.process import Found, Inherited
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _BUSY_SHARE = 0.005
@@ -51,22 +51,28 @@ class Family(Protocol):
 class Descent:
     """A family known by its parents: see process.family."""
 
-    def __init__(self, marker: bytes, others: Callable[[int], Collection[int]]) -> None:
-        """`marker` is an entry of their environment; `others` returns the leaders of other steps than a given one."""
+    def __init__(self, marker: bytes, others: Callable[[int], Collection[int]], before: Inherited) -> None:
+        """`marker` is an entry of their environment; `others` returns the leaders of other steps than a given one.
+
+        `before`: what is no step's.
+        """
         self.leader = 0
         self._marker = marker
         self._others = others
+        self._before = before
 
     def members(self) -> list[Found]:
-        return process.family(self.leader, self._marker, self._others(self.leader))
+        return process.family(self.leader, self._marker, self._others(self.leader), self._before)
 
     def left(self) -> list[Found]:
         others = self._others(self.leader)
         # Without a look at every process if we have no orphans.
-        return process.family(self.leader, self._marker, others) if process.has_orphans(others) else []
+        if not process.has_orphans({*others, *self._before.began}):
+            return []
+        return process.family(self.leader, self._marker, others, self._before)
 
     def holds(self, pid: int) -> bool:
-        return process.belongs(pid, self.leader, self._marker, self._others(self.leader))
+        return process.belongs(pid, self.leader, self._marker, self._others(self.leader), self._before)
 
     def kill(self) -> None:
         process.send(self.members(), signal.SIGKILL)
@@ -122,9 +128,9 @@ class Cohort:
         return how if memory.peak is None else f"{how}; at most {memory.peak / 2**20:.0f} MiB were in use"
 
 
-def of(group: Group | None, marker: bytes, others: Callable[[int], Collection[int]]) -> Family:
+def of(group: Group | None, marker: bytes, others: Callable[[int], Collection[int]], before: Inherited) -> Family:
     """Return the family of a slot that has this cgroup, or none; otherwise as for Descent."""
-    return Descent(marker, others) if group is None else Cohort(group)
+    return Descent(marker, others, before) if group is None else Cohort(group)
 
 
 class Effort:

@@ -71,7 +71,12 @@ class Places(NamedTuple):
         return f"{self.root}/out/.part-{slot}"
 
     def state(self, step: str) -> str:
-        return f"{self.root}/steps/{step}"
+        return f"{self.states}/{step}"
+
+    @property
+    def states(self) -> str:
+        """Where the steps have their own folders."""
+        return f"{self.root}/steps"
 
     def log(self, step: str, number: int) -> str:
         return f"{self.root}/log/{step}.{number}"

@@ -8,11 +8,13 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DESCRIBED, _STACK_LINES = 16, 8
+# How the environment of each command of the worker's own begins (see errands.py).
+ERRAND = b"AGENT_ERRAND"
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 # Python ignores these two; a step starts with the defaults, as a service does.
 _RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -51,9 +53,47 @@ class Found(NamedTuple):
     session: int
     name: str
     ticks: int  # CPU time used, in clock ticks
+    began: int = 0  # when it was started, in clock ticks since the boot
 
     def __str__(self) -> str:
         return f"{self.name} ({self.pid})"
+
+
+class Inherited(NamedTuple):
+    """The processes that descended from this one before it started any itself, and their sessions.
+
+    None of them is a step's, nor is what they start.  A shell that starts processes and then calls exec leaves them.
+    """
+
+    began: Mapping[int, int]  # by pid, which another process may have later
+    sessions: Collection[int]
+
+    def holds(self, process: Found) -> bool:
+        """Return whether `process` is one of them, or in a session of theirs."""
+        return self.began.get(process.pid) == process.began or process.session in self.sessions
+
+
+NOTHING_INHERITED = Inherited({}, ())
+
+
+def inherited() -> Inherited:
+    """Return what descends from this process.  Call it before the first spawn."""
+    worker, own = os.getpid(), os.getsid(0)
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # nearly always
+        return NOTHING_INHERITED
+    table = {process.pid: process for process in processes()}
+    found = [process for process in table.values() if worker in _ancestors(process, table)]
+    return Inherited({process.pid: process.began for process in found}, {own, *(process.session for process in found)})
+
+
+def _ancestors(process: Found, table: Mapping[int, Found]) -> Iterator[int]:
+    """Yield the pids of its parent, of that one's, and so on."""
+    link: Found | None = process
+    while link is not None:
+        yield link.parent
+        link = table.get(link.parent)
 
 
 def ours(module: str) -> tuple[str, ...]:
@@ -184,12 +224,12 @@ def reap() -> dict[int, int]:
         ended[pid] = os.waitstatus_to_exitcode(status)
 
 
-def has_orphans(leaders: Collection[int]) -> bool:
-    """Return whether the worker may have children other than these `leaders` of running steps.
+def has_orphans(known: Collection[int]) -> bool:
+    """Return whether the worker may have children other than these: leaders of running steps, or inherited.
 
     What an ended program left behind has become a child of ours, or hangs below one.
     """
-    if not leaders:
+    if not known:
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -197,30 +237,35 @@ def has_orphans(leaders: Collection[int]) -> bool:
         return True
     try:
         with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-            return any(int(child) not in leaders for child in file.read().split())
+            return any(int(child) not in known for child in file.read().split())
     except OSError:
         return True  # a kernel without CONFIG_PROC_CHILDREN: look at every process
 
 
-def family(leader: int, marker: bytes, others: Collection[int] = ()) -> list[Found]:
+def family(
+    leader: int, marker: bytes, others: Collection[int] = (), before: Inherited = NOTHING_INHERITED
+) -> list[Found]:
     """Return the living processes that belong to the step whose first process is or was `leader`.
 
     They are: its session, all descendants of these, and orphans of ours whose environment holds
-    `marker` (an entry such as b"STATE_DIRECTORY=..."), or whose origin nobody can tell while no
-    other step runs (`others`: the leaders of those).
+    `marker` (an entry such as b"STATE_DIRECTORY=...").  An orphan without any such entry belongs to it, too, if
+    no other step runs (`others`: the leaders of those) and we had no children `before` the first step: then nothing
+    but a step can have left it.  What was there before, and its sessions, are nobody's.
     """
     table = {process.pid: process for process in processes()}
-    return [found for found in table.values() if _is_of(found, table.get, leader, marker, others)]
+    return [found for found in table.values() if _is_of(found, table.get, leader, marker, others, before)]
 
 
-def belongs(pid: int, leader: int, marker: bytes, others: Collection[int]) -> bool:
+def belongs(
+    pid: int, leader: int, marker: bytes, others: Collection[int], before: Inherited = NOTHING_INHERITED
+) -> bool:
     """Return whether the sender of a message is one of the step's processes, as in `family`.
 
     One that has ended already cannot be asked; it knew the path of the step's socket, which is closed
     to other users, and is believed.
     """
     found = _look(pid) if pid > 0 else None
-    return found is None or _is_of(found, _look, leader, marker, others)
+    return found is None or _is_of(found, _look, leader, marker, others, before)
 
 
 def _is_of(
@@ -229,6 +274,7 @@ def _is_of(
     leader: int,
     marker: bytes,
     others: Collection[int],
+    before: Inherited,
 ) -> bool:
     """Follow the parents of `process` up to the worker."""
     mine = foreign = False
@@ -236,33 +282,61 @@ def _is_of(
     link: Found | None = process
     while link is not None:
         mine = mine or leader in (link.pid, link.session)
-        foreign = foreign or link.pid in others or link.session in others
+        foreign = foreign or link.pid in others or link.session in others or before.holds(link)
         if link.parent == worker:
-            return mine or (not foreign and (not others or has_marker(link.pid, marker)))
+            return mine or (not foreign and _left_by(link.pid, marker, bool(others or before.began)))
         link = lookup(link.parent)
     return False  # not a descendant of ours: at most a process that was given a pid anew
+
+
+def _left_by(orphan: int, marker: bytes, others: bool) -> bool:
+    """Return whether this orphan of ours was left by the step with `marker`; `others`: another may have left it."""
+    entries = environment_of(orphan)
+    if marker in entries:
+        return True
+    return not others and not any(entry.startswith(ERRAND) for entry in entries)
+
+
+def leftovers(markers: Iterable[bytes]) -> list[Found]:
+    """Return what a dead worker left running: strays that are not in the session of this one.
+
+    A step leads a session.  A person may have started this worker with a step's environment, and other programs.
+    """
+    session = os.getsid(0)
+    return [found for found in strays(markers) if found.session != session]
 
 
 def strays(markers: Iterable[bytes]) -> list[Found]:
     """Return the living processes of this user, anywhere, whose environment holds one of `markers`.
 
-    This is how a new worker finds what a dead one left running.
+    This process and those from which it descends are never among them.
     """
-    wanted = list(markers)
+    wanted = set(markers)
+    table = {process.pid: process for process in processes()}
+    spared = {os.getpid(), *(_ancestors(me, table) if (me := table.get(os.getpid())) else ())}
     return [
         process
-        for process in processes()
-        if process.pid != os.getpid() and any(has_marker(process.pid, marker) for marker in wanted)
+        for process in table.values()
+        if process.pid not in spared and not wanted.isdisjoint(environment_of(process.pid))
     ]
 
 
-def has_marker(pid: int, marker: bytes) -> bool:
-    """Return whether process `pid` was started with the environment entry `marker`."""
+def environment_of(pid: int) -> list[bytes]:
+    """Return the environment with which the program of `pid` was started; empty for one that is gone or hidden."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return marker in file.read().split(b"\0")
+            return file.read().split(b"\0")
     except OSError:
-        return False  # gone, or another user's
+        return []
+
+
+def command_line(pid: int) -> bytes:
+    """Return the words with which a process was started; empty for one that is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def look_at(pids: Iterable[int]) -> list[Found]:
@@ -307,7 +381,7 @@ def _look(pid: int) -> Found | None:
     if fields[0] in "ZX":
         return None
     ticks = sum(int(fields[i]) for i in (11, 12, 13, 14))  # utime, stime, and those of waited-for children
-    return Found(pid, int(fields[1]), int(fields[3]), text[start + 1 : end], ticks)
+    return Found(pid, int(fields[1]), int(fields[3]), text[start + 1 : end], ticks, int(fields[19]))
 
 
 def send(processes: Iterable[Found], number: int) -> None:

@@ -1,5 +1,6 @@
 """Recovery: what a new worker does about the attempts and results that a former one left unfinished."""
 
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -17,9 +18,9 @@ def end_leftovers(rows: Iterable[Row], places: Places, wait: Callable[[float], N
 
     Those that had a cgroup of their own have been ended with it.  Returns what was found.
     """
-    markers = [f"STATE_DIRECTORY={places.state(row.step)}".encode() for row in rows]
+    markers = [os.fsencode(f"STATE_DIRECTORY={places.state(row.step)}") for row in rows]
     names: list[str] = []
-    while markers and (left := process.strays(markers)):
+    while markers and (left := process.leftovers(markers)):
         names += [name for found in left if (name := str(found)) not in names]
         process.send(left, signal.SIGKILL)
         wait(clock.monotonic() + process.LOOK_AGAIN)

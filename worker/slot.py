@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from worker.folder import Places
 from worker.output import Spool
+from worker.process import NOTHING_INHERITED, Inherited
 from worker.shelter import Shelter
 from worker.signs import NotifySocket
 
@@ -19,10 +20,18 @@ from worker.signs import NotifySocket
 class Slot:
     """Holds a notify socket, the files into which output and log are written, a spare folder between steps.
 
-    `shelter` is there where a step can outlive the worker.
+    `shelter` is there where a step can outlive the worker; `inherited`: what is no step's.
     """
 
-    def __init__(self, number: int, places: Places, socket: NotifySocket, shelter: Shelter | None = None) -> None:
+    def __init__(
+        self,
+        number: int,
+        places: Places,
+        socket: NotifySocket,
+        shelter: Shelter | None = None,
+        inherited: Inherited = NOTHING_INHERITED,
+    ) -> None:
+        self.inherited = inherited
         self.number = number
         self.socket = socket
         self.shelter = shelter

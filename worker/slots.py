@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from worker import clock, process, sentinel, shelter
+from worker import clock, errands, process, sentinel, shelter
 from worker.cgroup import Tree
 from worker.folder import Places
 from worker.shelter import Shelter
@@ -34,6 +34,7 @@ class Slots:
         Raises OSError.
         """
         self.live = tree is not None
+        self._inherited = process.inherited()
         self.continuous = False
         self.unseen_since = clock.monotonic()
         self._places = places
@@ -44,7 +45,7 @@ class Slots:
         self._free: list[Slot] = []
         self._seen = -1
         if tree is not None:
-            _kill_latecomers(tree)
+            _kill_latecomers(tree, places)
             self._sentinel = sentinel.post(tree, notifier, self._stored.pop(sentinel.NAME, None))
             self._look_back(same_place, tree)
         else:
@@ -81,7 +82,7 @@ class Slots:
         if self._tree is not None:
             home = Shelter.make(self._tree, self._notifier, self._places, number, socket.fileno())
         self._used.add(number)
-        return Slot(number, self._places, socket, home)
+        return Slot(number, self._places, socket, home, self._inherited)
 
     def give(self, slot: Slot) -> None:
         """Take a slot back."""
@@ -140,12 +141,18 @@ class Slots:
             self._seen = -1
 
 
-def _kill_latecomers(tree: Tree) -> None:
-    """Kill a leader that the last worker has just started and that has not come to its cgroup yet.
+def _kill_latecomers(tree: Tree, places: Places) -> None:
+    """Kill a leader that the last worker has just started and that has not come to its cgroup yet, and its commands.
 
-    Nothing but the worker belongs in the unit's own.
+    What else is in the unit's own cgroup (a shell that called exec has left it, or ExecStartPre=) is no step's.
     """
+    steps, owner = os.fsencode(f"STATE_DIRECTORY={places.states}/"), os.fsencode(errands.owner(places.root))
+    us = process.command_line(os.getpid())
     for pid in tree.pids():
-        if pid != os.getpid():
+        if pid == os.getpid():
+            continue
+        marked = any(entry.startswith(steps) or entry == owner for entry in process.environment_of(pid))
+        # One that was forked and has not come to execve(2) yet looks like the worker itself.
+        if marked or process.command_line(pid) == us:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,3 +223,23 @@ def test_a_slot_that_could_not_be_taken_over_keeps_its_memo(places: Places) -> N
     assert not os.path.exists(places.report(7, 1))
     slots.give(ours)
     slots.close()
+
+
+def test_a_latecomer_of_a_dead_worker_is_killed_and_a_bystander_lives(places: Places) -> None:
+    """
+    Case N4: of what the unit's own cgroup holds, only what bears the mark of a step or of a command of ours is ours.
+    """
+    marks = (f"STATE_DIRECTORY={places.state('a')}", f"AGENT_ERRAND_OF={places.root}", "STATE_DIRECTORY=/var/lib/agent")
+    found = [subprocess.Popen(["sleep", "600"], env=dict([mark.split("=", 1)])) for mark in marks]
+    try:
+        Path(places.runtime, "cgroup.procs").write_text(
+            "".join(f"{pid}\n" for pid in [os.getpid(), *(p.pid for p in found)])
+        )
+        slots = Slots(places, Notifier({}, print), Tree(places.runtime), {}, same_place=True)
+        assert [process.wait(60) for process in found[:2]] == [-signal.SIGKILL] * 2
+        assert found[2].poll() is None
+        slots.close()
+    finally:
+        for process in found:
+            process.kill()
+            process.wait()
