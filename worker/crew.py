@@ -28,9 +28,6 @@ from worker.slot import Slot
 from worker.slots import Slots
 from worker.task import Task
 
-# Between claim and start: after so many seconds of waiting for the disk or a server, the claim is looked at again.
-_SLOW = 1.0
-
 T = TypeVar("T")
 
 
@@ -85,21 +82,21 @@ class Crew:
         """Return whether an attempt has not ended yet, or has ended well: unless recorded, its work is done again."""
         return any(not attempt.over or attempt.end().well for attempt in self.running.values() if not attempt.lost)
 
-    def start(self, claim: Claim, step: Step, past: Progress) -> bool:
+    def start(self, claim: Claim, step: Step, past: Progress, announce: Callable[[], None]) -> bool:
         """Start a claimed attempt, with a note about the one before it.
 
-        Return False, nothing begun, if that had to wait and the claim is another worker's by now.
+        Return False, nothing begun, if the claim is another worker's by now.  `announce` is called when the attempt is
+        ready and still ours, right before its first program is spawned.
         """
-        began = clock.monotonic()
         slot = self._slots.take()
         ask_first = past.unsure and step.task.redo == "check"
         attempt = self._attempt(step, claim, slot, ask_first)
         note = self._note(attempt, past) if claim.number > 1 else None
         self._tidy(slot, step)
-        slow = clock.monotonic() - began > _SLOW
-        if self._ledger.shared and slow and self._persist(lambda: self._ledger.renew([step.id])):
+        if not self._persist(lambda: self._ledger.still_ours(step.id)):
             self._slots.give(slot)
             return False
+        announce()
         self.running[step.id] = attempt
         self.started += 1
         attempt.start(self._base, note, past.best, clock.now())

@@ -5,6 +5,7 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 """
 
 import contextlib
+import functools
 import json
 
 from worker import __version__, clock, control, decide, folder, points, process
@@ -232,9 +233,9 @@ class Run:
                 self._give_back(claims[place:])
                 break
             step, number = claim.step, claim.number
-            self._voice.started(step, number)
             self._board.set(step, boards.RUNNING)
-            if not self._crew.start(claim, self._plan.by_id[step], self._board.progress(step)):
+            announce = functools.partial(self._voice.started, step, number)
+            if not self._crew.start(claim, self._plan.by_id[step], self._board.progress(step), announce):
                 self._board.set(step, boards.ELSEWHERE)
                 self._voice.late(step, number)
             elif self._orders.ending:

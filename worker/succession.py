@@ -136,9 +136,12 @@ class Succession:
             step = self._standing.plan.by_id[row.step]
             harmless = step.task.redo == "always"
             claim = Claim(row.step, row.number, row.definition, row.started, row.boot, row.key, harmless, row.item)
-            self._journal.event("step-started", f"{row.step}: started", step=row.step, attempt=row.number)
-            started = self._crew.start(claim, step, self._standing.board.progress(row.step))
+            announce = functools.partial(self._announce, row)
+            started = self._crew.start(claim, step, self._standing.board.progress(row.step), announce)
             self._standing.board.set(row.step, boards.RUNNING if started else boards.ELSEWHERE)
+
+    def _announce(self, row: Row) -> None:
+        self._journal.event("step-started", f"{row.step}: started", step=row.step, attempt=row.number)
 
     def give_back(self, rows: Iterable[Row]) -> list[Row]:
         """Note that these attempts never began and shall not, since the worker stops; return them."""

@@ -200,3 +200,35 @@ def test_machines_that_share_a_run_end_when_its_money_is_spent(
     assert [w.wait() for w in workers] == [OUT_OF_BUDGET, OUT_OF_BUDGET]
     assert all(w.matching("out of budget") for w in workers)
     assert 6 <= sum(row.spend for row in workers[0].rows()) <= 8
+
+
+def test_a_worker_that_stood_still_between_claim_and_start_begins_nothing_that_is_done(
+    address: str, worker: MakeWorker, tmp_path: Path
+) -> None:
+    """
+    C14: it was granted a step, stood still for longer than its lease, and the step was done elsewhere meanwhile.  The
+    server is asked again before the step begins, so it is neither begun nor called started.
+    """
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    (hook / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "from worker import points\n"
+        "def at(point):\n"
+        "    if point == 'ledger-committed':\n"
+        "        points.at = lambda point: None\n"
+        "        os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "points.at = at\n"
+    )
+    tasks = f"concurrency: 2\n{RUN.format(address=address)}"
+    tasks += f"tasks:\n  - {{id: s, foreach: {{range: 1-2}}, run: 'echo \"$AGENT_ITEM\" >> {tmp_path}/ran'}}\n"
+    still = worker(tasks, folder="still", environ={"PYTHONPATH": f"{ROOT}:{hook}"})
+    still.start()
+    os.waitid(os.P_PID, still.pid, os.WSTOPPED)
+    assert worker(tasks, folder="other").run() == 0
+    assert sorted((tmp_path / "ran").read_text().split()) == ["1", "2"]
+    still.process.send_signal(signal.SIGCONT)
+    assert still.wait() == 0
+    assert sorted((tmp_path / "ran").read_text().split()) == ["1", "2"]
+    assert len(still.matching("had run out before it could begin")) == 2
+    assert not still.matching(": started")

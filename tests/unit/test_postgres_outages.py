@@ -107,6 +107,24 @@ def test_orphans_whose_answer_was_lost(join: Join, proxy: Proxy, server: Server,
     assert two.record([ending("a", "interrupted")], [], 0).lost == []
 
 
+def test_an_orphan_taken_over_unheard_is_granted_to_nobody_as_a_new_attempt(
+    join: Join, proxy: Proxy, server: Server, run: str
+) -> None:
+    """
+    C14: its former holder may have begun it, so it is judged as cut off before it is tried again.
+    """
+    join("one", SHORT).record([], [claim("a")], 1)
+    two = join("two", port=proxy.port)
+    expire(server, run)
+    assert two.orphans() == []
+    until(lambda: clock.monotonic() >= two.overdue_at)
+    proxy.lose()
+    with pytest.raises(LedgerAway):
+        two.orphans()
+    assert again(lambda: two.record([], [claim("a")], 1)).claims == []
+    assert [row.step for row in two.orphans()] == ["a"]
+
+
 @pytest.mark.parametrize("verdict", [GRANTED, TAKEN_OVER])
 def test_a_claim_of_an_effect_whose_answer_was_lost(join: Join, proxy: Proxy, verdict: str) -> None:
     """

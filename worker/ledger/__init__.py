@@ -173,6 +173,12 @@ class Ledger(Protocol):
     def renew(self, steps: Sequence[str]) -> list[str]:
         """Extend our claims of these steps; return the steps that are no longer ours."""
 
+    def still_ours(self, step: str) -> bool:
+        """Return whether our claim of a step that is about to begin holds, so that nobody else has begun or done it.
+
+        Where the ledger is shared the database is asked again if it last said so more than a moment ago.
+        """
+
     def orphans(self) -> list[Row]:
         """Take over attempts whose holders are gone: from now on they are ours to close.  Return them.
 
@@ -252,11 +258,19 @@ class Ledger(Protocol):
 class Server(Ledger, Protocol):
     """A ledger behind a connection.
 
-    `replaced`: another process works under our name, and we get nothing more.  `overdue_at`: when to ask for
-    `orphans` again (monotonic clock), since a claim has run out and its holder will be gone if it is still so then.
+    `lease`: how many seconds our claims hold.  `replaced`: another process works under our name, and we get nothing
+    more.  `overdue_at`: when to ask for `orphans` again (monotonic clock), since a claim has run out and its holder
+    will be gone if it is still so then.
     """
 
+    lease: float
     replaced: bool
+
+    def confirmed_at(self, step: str) -> float:
+        """Return when we last asked the database something that made it say that it holds our claim (monotonic clock).
+
+        -inf if the claim is not ours.
+        """
 
     @property
     def overdue_at(self) -> float: ...

@@ -19,6 +19,8 @@ from worker.ledger.effects import Answer, Effect
 # A server that gives no answer for so long is hung up on, should the ledger itself not have noticed; a call that moves
 # many rows may take longer.
 _PATIENCE, _LONG = 20.0, 120.0
+# A claim that was granted, or renewed, so many seconds ago need not be asked about before its step begins.
+_MOMENT = 1.0
 
 T = TypeVar("T")
 
@@ -173,6 +175,18 @@ class RemoteLedger:
 
     def renew(self, steps: Sequence[str]) -> list[str]:
         return self._call(lambda: self._store.renew(steps))
+
+    def still_ours(self, step: str) -> bool:
+        """See Ledger.still_ours.  An answer that took longer than half a lease may be out of date: it is asked again.
+
+        Nobody takes a claim over before that time, see Ledger.orphans.
+        """
+        good_for = _MOMENT
+        while clock.monotonic() - (before := self._store.confirmed_at(step)) > good_for:
+            if self.renew([step]) or self._store.confirmed_at(step) == before:
+                return False
+            good_for = self._store.lease / 2
+        return True
 
     def orphans(self) -> list[Row]:
         return self._call(self._store.orphans)

@@ -25,7 +25,7 @@ except ImportError as exc:
         "install the package python3-psycopg, or psycopg[binary] into the agent's environment",
     ) from exc
 
-from worker import points
+from worker import clock, points
 from worker.ledger import Claim, Ending, Heard, Recorded, Row, Saved
 from worker.ledger.postgres import plan
 from worker.ledger.postgres.effects import PostgresEffects
@@ -57,7 +57,7 @@ class PostgresLedger:
         self.replaced = False
         self.effects = PostgresEffects(link)
         self._link = link
-        self._lease = lease
+        self.lease = lease
         self._held = Held()
         self._facts = Facts(link, self._held)
         self._kept = Kept(link)
@@ -128,9 +128,10 @@ class PostgresLedger:
         parts = in_order(endings, claims)
         points.at("ledger-written")
         with self._link.call() as connection:
+            asked_at = clock.monotonic()
             with connection.transaction() if len(parts) > 1 else contextlib.nullcontext():
                 for ended, wanted in parts:
-                    asked = {"most": most, "lease": self._lease} | recording(ended, wanted, self._held)
+                    asked = {"most": most, "lease": self.lease} | recording(ended, wanted, self._held)
                     for kind, step, number, token in connection.execute(RECORD, self._link.me | asked).fetchall():
                         if kind == "closed":
                             closed.add((step, number))
@@ -145,22 +146,30 @@ class PostgresLedger:
         points.at("ledger-committed")
         for ending in endings:
             self._held.forget(ending.step, ending.number)
-        self._held.add((step, number, token) for (step, number), token in granted.items())
+        self._held.add(((step, number, token) for (step, number), token in granted.items()), asked_at)
         return Recorded([claim for claim in claims if (claim.step, claim.number) in granted], lost, tuple(taken))
 
     def renew(self, steps: Sequence[str]) -> list[str]:
         numbers = [self._held.number(step) for step in steps]
         tokens = [self._held.token(step, number) for step, number in zip(steps, numbers, strict=True)]
         with self._link.call() as connection:
-            asked = {"lease": self._lease, "steps": list(steps), "tokens": tokens}
+            asked_at = clock.monotonic()
+            asked = {"lease": self.lease, "steps": list(steps), "tokens": tokens}
             seen, kept = connection.execute(_RENEW, self._link.me | asked).fetchone() or (False, [])
             gone = [(step, number) for step, number in zip(steps, numbers, strict=True) if step not in set(kept)]
             lost = self._unrecorded(connection, gone)
         self.replaced = not seen
+        self._held.confirm(kept, asked_at)
         for step, number in gone:
             if step in lost:
                 self._held.forget(step, number)
         return lost
+
+    def still_ours(self, step: str) -> bool:
+        return not self.renew([step])
+
+    def confirmed_at(self, step: str) -> float:
+        return self._held.confirmed_at(step)
 
     def orphans(self) -> list[Row]:
         return self._orphans.take_over()
@@ -261,7 +270,8 @@ class PostgresLedger:
         """Be this run's worker of this name, in its newest life, and hold what the life before held."""
         member = self._link.member
         values = self._link.me | {"host": member.host, "pid": member.pid, "version": member.version}
-        values["lease"] = self._lease
+        values["lease"] = self.lease
+        asked_at = clock.monotonic()
         with connection.transaction():
             connection.execute("INSERT INTO agent.runs (run) VALUES (%(run)s) ON CONFLICT DO NOTHING", values)
             found = connection.execute(_REGISTER, values).fetchone()
@@ -269,7 +279,7 @@ class PostgresLedger:
             held = connection.execute(_INHERIT, values).fetchall()
             self._news.begin(connection)
         self._link.number = found[0]
-        self._held.add(held)
+        self._held.add(held, asked_at)
 
     def _greet(self, connection: Connection) -> int:
         """Return the number of a new connection: from now on the one before it is granted nothing."""

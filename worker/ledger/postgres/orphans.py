@@ -37,7 +37,7 @@ class Orphans:
         self._silent = {(token, until): before.get((token, until), now + lease / 2) for token, until, lease in late}
         self.overdue_at = min((gone_at for gone_at in self._silent.values() if gone_at > began), default=math.inf)
         rows = sorted(map(Row._make, found))
-        self._held.add((row.step, row.number, row.seq) for row in rows)
+        self._held.add(((row.step, row.number, row.seq) for row in rows), began)
         return rows
 
 

@@ -87,7 +87,7 @@ WITH ended AS MATERIALIZED (
     JOIN agent.steps s ON s.run = %(run)s AND s.step = ANY (ARRAY (SELECT step FROM wanted)) AND s.step = wanted.step
     CROSS JOIN me
     WHERE (s.state = 'open' AND s.number = wanted.number - 1)
-        OR (s.state = 'running' AND s.number = wanted.number AND s.life = %(life)s
+        OR (s.state = 'running' AND s.number = wanted.number AND s.life = %(life)s AND s.former = ''
             AND s.token <> ALL (%(held)s::bigint[]))
     ORDER BY s.state DESC, wanted.place
     LIMIT %(most)s
@@ -111,19 +111,29 @@ UNION ALL SELECT 'idle', '', 0, 0 WHERE {IDLE}
 
 
 class Held:
-    """The claims that we know to be ours, by step."""
+    """The claims that we know to be ours, by step, and when we asked for them, or last renewed them."""
 
     def __init__(self) -> None:
         self._claims: dict[str, tuple[int, int]] = {}
+        self._confirmed: dict[str, float] = {}
 
-    def add(self, claims: Iterable[tuple[str, int, int]]) -> None:
-        """Take in claims: step, number of the attempt, token."""
+    def add(self, claims: Iterable[tuple[str, int, int]], asked_at: float) -> None:
+        """Take in claims (step, number of the attempt, token) that were asked for at this time (monotonic clock)."""
         for step, number, token in claims:
             self._claims[step] = (number, token)
+            self._confirmed[step] = asked_at
+
+    def confirm(self, steps: Iterable[str], asked_at: float) -> None:
+        """Note that these claims were renewed, as was asked for at this time."""
+        self._confirmed.update((step, asked_at) for step in steps if step in self._claims)
+
+    def confirmed_at(self, step: str) -> float:
+        return self._confirmed.get(step, -math.inf)
 
     def forget(self, step: str, number: int) -> None:
         if self.number(step) == number:
             self._claims.pop(step, None)
+            self._confirmed.pop(step, None)
 
     def number(self, step: str) -> int:
         return self._claims.get(step, (0, 0))[0]

@@ -135,6 +135,9 @@ class SqliteLedger:
     def renew(self, steps: Sequence[str]) -> list[str]:
         return []
 
+    def still_ours(self, step: str) -> bool:
+        return True
+
     def orphans(self) -> list[Row]:
         return []
 
