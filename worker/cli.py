@@ -7,10 +7,14 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from worker import __version__, stepcli
 from worker.errors import FAULT, OK, STATE_UNUSABLE, AgentError
 from worker.ledger import StorageFull
+
+if TYPE_CHECKING:
+    from worker.installed import Installed
 
 CONFIG_FOLDER = "/etc/agent"
 STATE_FOLDER = "/var/lib"
@@ -162,9 +166,14 @@ def unit(instance: str) -> str:
     return f"{DEFAULT_INSTANCE}@{instance}" if instance else DEFAULT_INSTANCE
 
 
-def _unit_name(options: argparse.Namespace) -> str | None:
-    """Return the unit that is asked about, None for a state folder of nobody's."""
-    return None if options.state else unit(options.instance)
+def _installed(options: argparse.Namespace) -> "Installed | None":
+    """Return the unit that is asked about, None for a state folder that is no unit's."""
+    if options.state:
+        return None
+    from worker import installed
+
+    config_path = f"{CONFIG_FOLDER}/{options.instance or 'config'}.yaml"
+    return installed.find(unit(options.instance), config_path, _state_folder(options))
 
 
 def _state_folder(options: argparse.Namespace) -> str:
@@ -201,48 +210,59 @@ def _plan(options: argparse.Namespace) -> int:
     return report.show_plan(_config_path(options))
 
 
+def _enter(options: argparse.Namespace) -> tuple[str, "Installed | None"]:
+    """Return the state folder and the unit that are asked about; from here on we have its owner's rights, for good."""
+    from worker import privileges
+
+    root, unit = _state_folder(options), _installed(options)
+    privileges.give_up(root)
+    return root, unit
+
+
 def _status(options: argparse.Namespace) -> int:
     from worker import report
 
-    return report.show_status(_state_folder(options), _unit_name(options), as_json=options.json)
+    return report.show_status(*_enter(options), as_json=options.json)
 
 
 def _list(options: argparse.Namespace) -> int:
     from worker import report
 
-    return report.show_list(_state_folder(options), _unit_name(options))
+    return report.show_list(*_enter(options))
 
 
 def _log(options: argparse.Namespace) -> int:
     from worker import report
 
-    return report.show_log(_state_folder(options), _unit_name(options), options.step, output=options.output)
+    return report.show_log(*_enter(options), options.step, output=options.output)
 
 
 def _budget(options: argparse.Namespace) -> int:
-    from worker import grant
+    from worker import grant, outside
 
     if options.id is not None and not options.add:
         raise AgentError("--id names what --add gives", "say what: agentctl budget --add spend=10 --id NAME")
-    where = _state_folder(options), _unit_name(options)
-    print(grant.from_outside(*where, options.add, options.id) if options.add else grant.show(*where))
+    who = outside.user()
+    where = _enter(options)
+    print(grant.from_outside(*where, options.add, options.id, who) if options.add else grant.show(*where))
     return OK
 
 
 def _settle(options: argparse.Namespace) -> int:
-    from worker import settle
+    from worker import outside, settle
 
     result: bytes | None = None
     if not options.redo:
         result = sys.stdin.buffer.read() if options.done == "-" else os.fsencode(options.done)
-    print(settle.from_outside(_state_folder(options), _unit_name(options), options.name, result))
+    who = outside.user()
+    print(settle.from_outside(*_enter(options), options.name, result, who))
     return OK
 
 
 def _export(options: argparse.Namespace) -> int:
     from worker import export
 
-    said = export.export(options.file, _state_folder(options), _unit_name(options))
+    said = export.export(options.file, _state_folder(options), _installed(options))
     if said:
         print(said)
     return OK
@@ -251,9 +271,7 @@ def _export(options: argparse.Namespace) -> int:
 def _restore(options: argparse.Namespace) -> int:
     from worker import restore
 
-    config_path = None if options.state else f"{CONFIG_FOLDER}/{options.instance or 'config'}.yaml"
-    root = _state_folder(options)
-    for line in restore.restore(options.file, root, _unit_name(options), config_path, force=options.force):
+    for line in restore.restore(options.file, _state_folder(options), _installed(options), force=options.force):
         print(line)
     return OK
 
@@ -261,11 +279,11 @@ def _restore(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     from worker import verify
 
-    return verify.verify(options.paths, _state_folder(options), _unit_name(options))
+    return verify.verify(options.paths, _state_folder(options), _installed(options))
 
 
 def _alert(options: argparse.Namespace) -> int:
-    from worker import postmortem, rehearsal
+    from worker import postmortem, privileges, rehearsal
 
     if options.test and ("/" in options.unit or options.unit.endswith((".yaml", ".yml"))):
         return rehearsal.of_list(options.unit, os.environ)
@@ -276,6 +294,7 @@ def _alert(options: argparse.Namespace) -> int:
     if options.test:
         return rehearsal.ask(name)
     config_path = f"{CONFIG_FOLDER}/{instance or 'config'}.yaml"
+    privileges.give_up(f"{STATE_FOLDER}/{name}")  # what it runs may be a step's word
     return postmortem.tell(name, config_path, f"{STATE_FOLDER}/{name}", os.environ)
 
 

@@ -2,12 +2,14 @@
 
 Temp file in the same folder, write, fsync, rename, fsync of the folder.  One writer at a time:
 the caller holds the state folder's lock.  After a crash at most a hidden `.NAME.new` is left
-behind; the next write of that name truncates it.
+behind; the next write of that name removes it.  A temp file is always made anew: a link that
+somebody has put in its place is removed, never followed.
 """
 
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterable
 
 from worker import points
@@ -27,7 +29,7 @@ def replace(path: str, chunks: Iterable[bytes], mode: int = 0o640) -> None:
     target = os.path.realpath(path)
     temp = _temp_name(target)
     try:
-        _write(temp, os.O_TRUNC, chunks, mode)
+        _write(temp, chunks, mode)
         _rename(temp, target)
     except BaseException:
         _unlink(temp)
@@ -45,7 +47,7 @@ def prepare(path: str, chunks: Iterable[bytes], mode: int = 0o640) -> None:
     temp = prepared(path)
     _unlink(temp)
     try:
-        _write(temp, os.O_EXCL, chunks, mode)
+        _write(temp, chunks, mode)
     except BaseException:
         _unlink(temp)
         raise
@@ -75,7 +77,7 @@ def publish(path: str, data: bytes, mode: int = 0o640) -> None:
         return
     temp = _temp_name(path)
     try:
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        fd = make(temp, mode)
         try:
             write_all(fd, data)
         finally:
@@ -159,7 +161,7 @@ def sync_folder(folder: str) -> None:
 
 def read(path: str) -> bytes:
     """Return the bytes of the file at `path`, or raise OSError."""
-    with open(path, "rb") as file:
+    with open(open_plain(path), "rb") as file:
         return file.read()
 
 
@@ -174,8 +176,30 @@ def _renew_empty(path: str) -> bool:
     return True
 
 
-def _write(path: str, flag: int, chunks: Iterable[bytes], mode: int) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | flag | os.O_CLOEXEC, mode)
+def make(path: str, mode: int, access: int = os.O_WRONLY) -> int:
+    """Return a descriptor of a new file at `path`, in place of whatever had that name.  Raises OSError."""
+    flags = access | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, mode)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, mode)
+
+
+def open_plain(path: str) -> int:
+    """Return a descriptor to read the plain file at `path`; never waits for anybody.
+
+    Raises OSError, also for what is no plain file: a FIFO, a device, a folder.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no plain file", path)
+    return fd
+
+
+def _write(path: str, chunks: Iterable[bytes], mode: int) -> None:
+    fd = make(path, mode)
     try:
         for chunk in chunks:
             write_all(fd, chunk)

@@ -27,6 +27,7 @@ import struct
 import time
 from typing import NamedTuple
 
+from worker import files
 from worker.errors import CONFIG, OUT_OF_BUDGET, STATE_HELD, STATE_UNUSABLE, STEP_FAILED, StateError, StateHeld
 
 # struct flock of fcntl(2) on 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid
@@ -163,7 +164,7 @@ def lock(root: str) -> Lock:
     """
     path = f"{root}/lock"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o640)
     except OSError as exc:
         raise StateError(f"{path}: cannot be opened: {exc.strerror}") from exc
     try:
@@ -191,8 +192,11 @@ def begin(held: Lock, runtime: str) -> None:
 def runtime(root: str) -> str:
     """Return the runtime folder of the worker that holds, or held last, the state folder; empty if nobody knows."""
     try:
-        with open(f"{root}/lock", "rb") as file:
-            return _runtime(file.read())
+        fd = files.open_plain(f"{root}/lock")
+        try:
+            return _runtime(os.pread(fd, _PAGE, 0))
+        finally:
+            os.close(fd)
     except OSError:
         return ""
 
@@ -265,7 +269,7 @@ def holder(root: str) -> int | None:
     may not be looked into.
     """
     try:
-        fd = os.open(f"{root}/lock", os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_plain(f"{root}/lock")
     except FileNotFoundError:
         return None
     except OSError as exc:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from worker import budget, outside, report, schema
 from worker.budget import GRANTED, NAMES, Budget, State, number
 from worker.errors import AgentError
+from worker.installed import Installed
 from worker.ledger import Ledger, LedgerAway, StorageFull
 
 # Before a server that is away is asked again, while a person waits.
@@ -54,8 +55,8 @@ def grant(store: Ledger, more: Budget, who: str, id: str) -> str:
     return f"budget: {what}, as {who} says"
 
 
-def from_outside(root: str, unit: str | None, words: Iterable[str], id: str | None) -> str:
-    """Let the run in the state folder `root` have more; return what was done.
+def from_outside(root: str, unit: Installed | None, words: Iterable[str], id: str | None, who: str) -> str:
+    """Let the run in the state folder `root` have more, as `who` says; return what was done.
 
     Raises AgentError; where nobody knows whether it was done, with how to say it again.
     """
@@ -66,7 +67,6 @@ def from_outside(root: str, unit: str | None, words: Iterable[str], id: str | No
         more = parse(given)
     except ValueError as exc:
         raise AgentError(str(exc)) from None
-    who = outside.user()
     request = {"grant": " ".join(given), "who": who, "id": id}
     again = f"say it again with --id {id}, and it counts once"
     done = outside.tell(root, unit, request, None, lambda store: _insist(lambda: grant(store, more, who, id)), again)
@@ -83,7 +83,7 @@ def _insist(action: Callable[[], str]) -> str:
     return action()
 
 
-def _in_vain(root: str, unit: str | None, more: Budget) -> list[str]:
+def _in_vain(root: str, unit: Installed | None, more: Budget) -> list[str]:
     """Return a line for each thing of which there was no limit to raise, as far as that can be known now."""
     limits = None
     with contextlib.suppress(AgentError, StorageFull), contextlib.closing(report.open_ledger(root, unit)) as store:
@@ -94,7 +94,7 @@ def _in_vain(root: str, unit: str | None, more: Budget) -> list[str]:
     return [f"{name}: the list sets no limit, so there is none to raise yet" for name in names]
 
 
-def show(root: str, unit: str | None) -> str:
+def show(root: str, unit: Installed | None) -> str:
     """Return the budget of the run in `root` as lines: what is used of what there is."""
     with contextlib.closing(report.open_ledger(root, unit)) as store:
         limits = report.limits_of(store)

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from worker import __version__, checkpoint, config, files, folder, plural
-from worker import unit as units
 from worker.checkpoint import CheckpointError
 from worker.config import Config
 from worker.errors import StateError
 from worker.folder import Places
+from worker.installed import Installed
 from worker.ledger import Ledger, LedgerCorrupt, Row, Saved, Server
 from worker.ledger.sqlite import SUFFIXES, SqliteLedger
 from worker.plan import Plan
@@ -51,7 +51,7 @@ def join(settings: Config, steps: Plan, places: Places, notices: list[str]) -> S
     return store
 
 
-def connect(settings: Config, places: Places, credentials: Mapping[str, str] = {}) -> Server:
+def connect(settings: Config, places: Places, credentials: Mapping[str, bytes] = {}) -> Server:
     """Return the ledger on the server, as this folder's worker; the caller holds the folder's lock."""
     from worker.ledger.postgres import Member, PostgresLedger  # takes longer to import than all the rest
 
@@ -62,31 +62,32 @@ def connect(settings: Config, places: Places, credentials: Mapping[str, str] = {
     )
 
 
-def look(root: str, unit: str | None, writable: bool = False) -> Ledger | None:
+def look(root: str, unit: Installed | None, writable: bool = False) -> Ledger | None:
     """Return the ledger of the state folder `root`, if it is on a server; None if it is not.
 
     It is for reading, unless `writable`; then the caller holds the folder's lock.  Raises AgentError if the task
     list, or the server, cannot be read.
     """
     card = _card(root)
-    settings = None if card is None else config.load(card.config)
+    # The list of a unit is root's word; what the folder says is a step's.
+    settings = None if card is None else config.load(card.config if unit is None else unit.config)
     if card is None or settings is None or settings.ledger is None:
         return None
     from worker.ledger.postgres import PostgresLedger
 
-    secrets = os.environ.get("CREDENTIALS_DIRECTORY") or (f"/run/credentials/{unit}.service" if unit else None)
-    files_of_unit = units.credentials(unit) if unit and not os.path.isdir(secrets or "") else {}
+    secrets = os.environ.get("CREDENTIALS_DIRECTORY")
+    known = {} if unit is None else unit.secrets
     if writable:
-        return connect(settings, Places(settings.run, root, "", secrets), files_of_unit)
+        return connect(settings, Places(settings.run, root, "", secrets), known)
     try:
-        place = address(settings, secrets, files_of_unit)
+        place = address(settings, secrets, known)
         return PostgresLedger.look(place, settings.run, _PATIENCE, card.id)
     except FileNotFoundError:
         raise StateError(f"run {settings.run}: the server does not know it yet", "start a worker on it") from None
 
 
-def address(settings: Config, secrets: str | None, credentials: Mapping[str, str]) -> str:
-    """Return the server's address with its secrets filled in: files of the folder `secrets`, or of `credentials`.
+def address(settings: Config, secrets: str | None, credentials: Mapping[str, bytes]) -> str:
+    """Return the server's address with its secrets filled in, from `credentials` or the files of the folder `secrets`.
 
     Raises StateError if one is missing.
     """
@@ -97,8 +98,9 @@ def address(settings: Config, secrets: str | None, credentials: Mapping[str, str
             raise StateError(f"ledger: '{{{name}}}' stands for nothing", "only {secret:NAME} does")
         name = name.removeprefix("secret:")
         try:
-            path = credentials.get(name) or os.path.join(secrets or "", name)
-            return quote(files.read(path).decode().rstrip("\r\n"), safe="")
+            found = credentials.get(name)
+            said = files.read(os.path.join(secrets or "", name)) if found is None else found
+            return quote(said.decode().rstrip("\r\n"), safe="")
         except (OSError, UnicodeDecodeError) as exc:
             hint = f"add LoadCredential={name}:/PATH to the unit, or use a PGPASSFILE"
             raise StateError(f"ledger: the unit has no credential '{name}' that can be read ({exc})", hint) from None

@@ -5,15 +5,16 @@ import os
 import pwd
 from collections.abc import Callable, Mapping
 
-from worker import control, folder, member, report
+from worker import control, folder, report
 from worker.errors import AgentError, StateError
 from worker.folder import Places
+from worker.installed import Installed
 from worker.ledger import Ledger, LedgerAway, StorageFull
 
 
 def tell(
     root: str,
-    unit: str | None,
+    unit: Installed | None,
     request: Mapping[str, object],
     result: bytes | None,
     action: Callable[[Ledger], str],
@@ -23,8 +24,6 @@ def tell(
 
     Return what was done, in words.  Raises AgentError, with `again` as the hint if nobody knows whether it was done.
     """
-    if not member.shared(root):  # a server's password is root's to read
-        become_owner(root)
     if folder.holder(root) is not None:
         return _by_worker(Places("", root, folder.runtime(root)).control, request, result, again)
     report.open_ledger(root, unit).close()  # says what is wrong, before there is a lock file where no run is
@@ -40,7 +39,7 @@ def tell(
         raise StateError(f"{exc.filename or root}: {exc.strerror}", "nothing was changed; try again") from exc
     finally:
         os.close(held.fd)
-    return f"{done}; it counts from the next start on: systemctl start {unit}" if unit else done
+    return f"{done}; it counts from the next start on: systemctl start {unit.name}" if unit else done
 
 
 def user() -> str:
@@ -49,14 +48,6 @@ def user() -> str:
         return os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return f"user {os.getuid()}"
-
-
-def become_owner(root: str) -> None:
-    """Write as the folder's owner does: files that root makes there would shut the worker out."""
-    if os.getuid() == 0 and os.path.isdir(root):
-        owner = os.stat(root)
-        os.setegid(owner.st_gid)
-        os.seteuid(owner.st_uid)
 
 
 def _by_worker(path: str, request: Mapping[str, object], result: bytes | None, again: str) -> str:

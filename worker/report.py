@@ -32,6 +32,7 @@ from worker.budget import Budget, number
 from worker.clock import Now
 from worker.errors import OK, OUT_OF_BUDGET, AgentError, ConfigError, StateError
 from worker.folder import Places
+from worker.installed import Installed
 from worker.ledger import Ledger, Row
 from worker.ledger.effects import UNKNOWN
 from worker.ledger.sqlite import SqliteLedger
@@ -73,11 +74,11 @@ def _work(step: plan.Step) -> str:
     return step.task.run if isinstance(step.task.run, str) else " ".join(step.argv())
 
 
-def show_status(root: str, unit_name: str | None, as_json: bool) -> int:
+def show_status(root: str, installed: Installed | None, as_json: bool) -> int:
     """Print how the run in the state folder `root` stands."""
-    found = look(root, unit_name)
-    if unit_name is not None:
-        found["unit"] = unit.state(unit_name)
+    found = look(root, installed)
+    if installed is not None:
+        found["unit"] = unit.state(installed.name)
         absent, failed = found["worker"]["state"] == "absent", (found["unit"] or {}).get("failed")
         if absent and failed and found["unit"]["status"] != OUT_OF_BUDGET:
             found["status"] = "failed"  # whatever an earlier start had achieved: the last one did not work
@@ -88,7 +89,7 @@ def show_status(root: str, unit_name: str | None, as_json: bool) -> int:
     return OK
 
 
-def look(root: str, unit_name: str | None) -> dict[str, Any]:
+def look(root: str, installed: Installed | None) -> dict[str, Any]:
     """Return how the run in `root` stands: what its living worker says, else what the ledger says.
 
     `worker.state` is "active", "silent" (it lives and does not answer: stopped or hanging) or "absent".
@@ -98,7 +99,7 @@ def look(root: str, unit_name: str | None) -> dict[str, Any]:
         answer = _ask(root)
         if answer is not None:
             return answer
-    with contextlib.closing(open_ledger(root, unit_name)) as store:
+    with contextlib.closing(open_ledger(root, installed)) as store:
         return _from_ledger(store, pid, root)
 
 
@@ -109,21 +110,21 @@ def _ask(root: str) -> dict[str, Any] | None:
         return None
 
 
-def open_ledger(root: str, unit_name: str | None, writable: bool = False) -> Ledger:
+def open_ledger(root: str, installed: Installed | None, writable: bool = False) -> Ledger:
     """Return the ledger of the state folder `root`; whoever wants to write holds the folder's lock.
 
     Raises StateError with what to do when there is none, or it cannot be read.
     """
     path = Places("", root, "").ledger
     try:
-        shared = member.look(root, unit_name, writable)
+        shared = member.look(root, installed, writable)
         if shared is not None:
             return shared
         return SqliteLedger.open(path, read_only=not writable)
     except FileNotFoundError:
         if not os.access(root, os.X_OK) and os.path.isdir(root):
             raise StateError(f"{root}: may not be read by this user", "use sudo, or join its group") from None
-        command = f"systemctl start {unit_name}" if unit_name else f"agentctl run LIST --state {root}"
+        command = f"systemctl start {installed.name}" if installed else f"agentctl run LIST --state {root}"
         if swap.pending(root):
             raise StateError(f"{root}: a restore was cut off in the middle", f"this finishes it: {command}") from None
         raise StateError(f"{root}: no run has been started here", f"start one: {command}") from None
@@ -256,9 +257,9 @@ def _board(store: Ledger, rows: list[Row]) -> tuple[boards.Board, list[Unlisted]
     return found.board, begun.unlisted(kept, found.left, alive)
 
 
-def show_list(root: str, unit_name: str | None) -> int:
+def show_list(root: str, installed: Installed | None) -> int:
     """Print every step of the list, and those the ledger knows besides, with its state."""
-    store = open_ledger(root, unit_name)
+    store = open_ledger(root, installed)
     try:
         rows = list(store.rows())
         alive = folder.holder(root) is not None
@@ -318,9 +319,9 @@ def _tries(row: Row) -> str:
     return f", attempt {row.number}" if row.number > 1 else ""
 
 
-def show_log(root: str, unit_name: str | None, step: str, output: bool) -> int:
+def show_log(root: str, installed: Installed | None, step: str, output: bool) -> int:
     """Print what `step` wrote to standard error, attempt by attempt; or its result, byte for byte."""
-    store = open_ledger(root, unit_name)
+    store = open_ledger(root, installed)
     try:
         rows = [row for row in store.rows() if row.step == step]
         if not rows:

@@ -13,12 +13,26 @@ import time
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-from worker import checkpoint, clock, config, folder, knowledge, member, outside, plural, recovery, schema, swap
+from worker import (
+    checkpoint,
+    clock,
+    config,
+    files,
+    folder,
+    knowledge,
+    member,
+    plural,
+    privileges,
+    recovery,
+    schema,
+    swap,
+)
 from worker import unit as units
 from worker.budget import GRANTED, USED
 from worker.checkpoint import CheckpointError
 from worker.errors import AgentError, ConfigError, StateError, StateHeld
 from worker.folder import Places
+from worker.installed import Installed
 from worker.knowledge import Known
 from worker.ledger import DONE, LedgerCorrupt, Row, StorageFull
 from worker.ledger.sqlite import VERSION, SqliteLedger
@@ -28,13 +42,13 @@ SQLITE = b"SQLite format 3\0"
 _FORCE = "nothing was changed; to set aside what is here all the same: --force"
 
 
-def restore(file: str, root: str, unit: str | None, config_path: str | None, force: bool) -> list[str]:
+def restore(file: str, root: str, unit: Installed | None, force: bool) -> list[str]:
     """Let the run in `file` ("-": standard input) be the one in the state folder `root`; return what to tell.
 
     Durable when this returns.  Raises AgentError with everything as it was.
     """
     source = _open(file)
-    listed = _run_of(config_path) if config_path else None
+    listed = _run_of(unit.config) if unit else None
     _refuse_if_active(unit)
     _become_owner(root, unit)
     try:
@@ -68,7 +82,7 @@ def _open(name: str) -> _Source:
         return _Source("standard input", None, None, sys.stdin.buffer.read())
     path = os.path.abspath(name)
     try:
-        file = open(path, "rb")  # noqa: SIM115 - until the process ends
+        file = open(files.open_plain(path), "rb")  # noqa: SIM115 - until the process ends
         if file.read(len(SQLITE)) != SQLITE:
             file.seek(0)
             return _Source(name, None, None, file.read())
@@ -78,10 +92,11 @@ def _open(name: str) -> _Source:
             hint = f"let it write a copy: agentctl export COPY.db --state {os.path.dirname(path)}"
             raise StateHeld(f"{name}: a worker is at work on it, process {pid or 'unknown'}", hint)
         ending = sqlite_log(path)
-        log = open(path + ending, "rb") if ending else None  # noqa: SIM115
-    except IsADirectoryError:
-        raise StateError(f"{name}: is a folder", f"name the file: {name.rstrip('/')}/checkpoint.json") from None
+        log = open(files.open_plain(path + ending), "rb") if ending else None  # noqa: SIM115
     except OSError as exc:
+        if os.path.isdir(path):
+            hint = f"name the file: {name.rstrip('/')}/checkpoint.json"
+            raise StateError(f"{name}: is a folder", hint) from None
         raise StateError(f"{exc.filename or name}: cannot be read: {exc.strerror}") from exc
     return _Source(name, file, log, b"", ending)
 
@@ -95,24 +110,26 @@ def _run_of(config_path: str) -> tuple[str, str, bool] | None:
     return config_path, settings.run, settings.ledger is not None
 
 
-def _refuse_if_active(unit: str | None) -> None:
+def _refuse_if_active(unit: Installed | None) -> None:
     """Also a unit that is between two workers is one that has a worker."""
-    found = units.properties(unit, "ActiveState", "SubState") if unit else {}
+    if unit is None:
+        return
+    found = units.properties(unit.name, "ActiveState", "SubState")
     if found.get("ActiveState", "inactive") not in ("inactive", "failed"):
         said = f"{found['ActiveState']} ({found.get('SubState')})"
-        raise StateHeld(f"{unit}.service is {said}", f"first: systemctl stop {unit}")
+        raise StateHeld(f"{unit.name}.service is {said}", f"first: systemctl stop {unit.name}")
 
 
-def _become_owner(root: str, unit: str | None) -> None:
+def _become_owner(root: str, unit: Installed | None) -> None:
     """Write as the owner of the state folder does, whose folder is made if there is none."""
     if os.getuid() != 0:
         return
     if not os.path.isdir(root) and unit:
-        user, group = _user(unit)
+        user, group = _user(unit.name)
         os.makedirs(os.path.dirname(root), exist_ok=True)
         os.mkdir(root, mode=0o750)
         os.chown(root, user, group)
-    outside.become_owner(root)
+    privileges.give_up(root)
 
 
 def _user(unit: str) -> tuple[int, int]:
@@ -126,7 +143,7 @@ def _user(unit: str) -> tuple[int, int]:
 
 
 def _restore(
-    source: _Source, root: str, unit: str | None, listed: tuple[str, str, bool] | None, force: bool
+    source: _Source, root: str, unit: Installed | None, listed: tuple[str, str, bool] | None, force: bool
 ) -> list[str]:
     places = Places("", root, "")
     staged = swap.prepare(root)
@@ -153,7 +170,7 @@ def _restore(
     before = swap.finish(root)
     done = plural.of(len(found.done), "step")
     said = f"run {found.run}: restored from {source.name}: {done} done, revision {found.revision}"
-    go_on = f"systemctl start {unit}" if unit else f"agentctl run LIST --state {root}"
+    go_on = f"systemctl start {unit.name}" if unit else f"agentctl run LIST --state {root}"
     lines = [f"{said}, written {written}; go on with: {go_on}"]
     if before is not None:
         lines.append(f"what was here is in {before}")

@@ -9,6 +9,7 @@ from worker.board import doubtful
 from worker.decide import doubt
 from worker.errors import AgentError
 from worker.folder import Places
+from worker.installed import Installed
 from worker.ledger import DONE, REDO, Claim, Ending, Ledger, Row
 from worker.ledger.effects import UNKNOWN
 
@@ -92,12 +93,11 @@ def _unknown(store: Ledger, rows: dict[str, Row]) -> str:
     return f"unknown are: {', '.join(names[:8])}" if names else "nothing is unknown here"
 
 
-def from_outside(root: str, unit: str | None, name: str, result: bytes | None) -> str:
-    """Settle `name` in the run of the state folder `root`: by its worker if one lives, else here and now.
+def from_outside(root: str, unit: Installed | None, name: str, result: bytes | None, who: str) -> str:
+    """Settle `name` in the run of the folder `root`, as `who` says: by its worker if one lives, else here and now.
 
     Return what was done.  Raises AgentError.
     """
-    who = outside.user()
     request = {"settle": name, "who": who, "kept": result is not None}
     places = Places("", root, "")
     again = "'agentctl list' says so; if not, say it again"

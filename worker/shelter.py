@@ -127,7 +127,7 @@ class Shelter:
             self._replace(data)
 
     def _replace(self, data: bytes) -> None:
-        fd = os.open(f"{self._memo}.new", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = files.make(f"{self._memo}.new", 0o600, os.O_RDWR)
         files.write_all(fd, data)
         os.rename(f"{self._memo}.new", self._memo)
         os.close(self._memo_fd)

@@ -3,16 +3,20 @@
 import calendar
 import contextlib
 import os
+import shutil
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from worker import checkpoint, clock, config, knowledge, plural, report, restore, schema
+from worker import checkpoint, clock, config, files, knowledge, plural, privileges, report, restore, schema
 from worker.checkpoint import CheckpointError
 from worker.errors import OK, STATE_UNUSABLE, AgentError
+from worker.installed import Installed
 from worker.knowledge import Known
 from worker.ledger import LedgerCorrupt, StorageFull
 from worker.ledger.sqlite import SqliteLedger
+from worker.ledger.sqlite.database import LOGS
 from worker.timespan import show
 
 _LEDGER, _CHECKPOINT = "ledger.db", "checkpoint.json"
@@ -27,16 +31,27 @@ class _Copy(NamedTuple):
     written: float  # wall clock
 
 
-def verify(paths: Sequence[str], root: str, unit: str | None) -> int:
+def verify(paths: Sequence[str], root: str, unit: Installed | None) -> int:
     """Print what each of `paths`, a file or a folder with both, is good for; return whether all could be restored.
 
     `root`: the state folder of the run that goes on here, if it does.
     """
-    here = _here(root, unit)
+    asked = [(path, _named(path)) for path in paths]
+    if os.geteuid() != 0:
+        return _verify(asked, {}, _here(root, unit))
+    opened = {name: _open(name) for _path, names in asked for name in names}
+    privileges.give_up(root)
+    with tempfile.TemporaryDirectory(prefix="agent-verify-") as private:
+        places = {name: _lay_out(name, found, private) for name, found in opened.items()}
+        return _verify(asked, places, _here(root, unit))
+
+
+def _verify(asked: Sequence[tuple[str, list[str]]], places: Mapping[str, str], here: Known | None) -> int:
+    """Print what each path, with its files, is good for; a file lies where `places` says, if it says anything."""
     status = OK
-    for path in paths:
+    for path, names in asked:
         try:
-            for said in _look(path, here):
+            for said in _look(path, names, places, here):
                 print(said)
         except _Broken as exc:
             print(f"{path}: {exc}")
@@ -44,14 +59,40 @@ def verify(paths: Sequence[str], root: str, unit: str | None) -> int:
     return status
 
 
-def _look(path: str, here: Known | None) -> list[str]:
+def _named(path: str) -> list[str]:
+    """Return the files that a path stands for."""
     if not os.path.isdir(path):
-        return [_line(path, _read(path), here)]
-    names = [name for name in (_LEDGER, _CHECKPOINT) if os.path.exists(f"{path}/{name}")]
+        return [path]
+    return [name for name in (f"{path}/{_LEDGER}", f"{path}/{_CHECKPOINT}") if os.path.lexists(name)]
+
+
+def _open(name: str) -> dict[str, int]:
+    """Return descriptors of a file and of the logs beside it, by the ending of their names."""
+    found: dict[str, int] = {}
+    for ending in ("", *LOGS):
+        with contextlib.suppress(OSError):  # of the file itself it is met again, and said
+            found[ending] = files.open_plain(name + ending)
+    return found
+
+
+def _lay_out(name: str, opened: dict[str, int], private: str) -> str:
+    """Return where to look at a file: in place where we still may, else in a copy of what was opened."""
+    if "" not in opened or os.access(name, os.R_OK):
+        return name
+    folder = tempfile.mkdtemp(dir=private)
+    for ending, fd in opened.items():
+        with open(fd, "rb", closefd=False) as source, open(f"{folder}/copy{ending}", "wb") as copy:
+            shutil.copyfileobj(source, copy)
+    times = os.fstat(opened[""])
+    os.utime(f"{folder}/copy", (times.st_atime, times.st_mtime))
+    return f"{folder}/copy"
+
+
+def _look(path: str, names: list[str], places: Mapping[str, str], here: Known | None) -> list[str]:
     if not names:
         raise _Broken(f"there is no {_LEDGER} and no {_CHECKPOINT} in it")
-    found = [_read(f"{path}/{name}") for name in names]
-    lines = [_line(f"{path}/{name}", copy, here) for name, copy in zip(names, found, strict=True)]
+    found = [_read(places.get(name, name)) for name in names]
+    lines = [_line(name, copy, here) for name, copy in zip(names, found, strict=True)]
     if len(found) == 2:
         one, other = found[0].known, found[1].known
         if one.run != other.run:
@@ -66,7 +107,7 @@ def _look(path: str, here: Known | None) -> list[str]:
 def _read(path: str) -> _Copy:
     """Return what the whole of a copy says; raises _Broken."""
     try:
-        with open(path, "rb") as file:
+        with open(files.open_plain(path), "rb") as file:
             ledger = file.read(len(restore.SQLITE)) == restore.SQLITE
         found = _read_ledger(path) if ledger else _read_checkpoint(path)
     except (CheckpointError, LedgerCorrupt, StorageFull, AgentError) as exc:
@@ -96,7 +137,7 @@ def _read_checkpoint(path: str) -> _Copy:
     return _Copy(known, written)
 
 
-def _here(root: str, unit: str | None) -> Known | None:
+def _here(root: str, unit: Installed | None) -> Known | None:
     try:
         with contextlib.closing(report.open_ledger(root, unit)) as store:
             return knowledge.of(store.fact("run") or "", store.revision(), store.rows(), store.effects.all())

@@ -125,7 +125,7 @@ def test_a_step_that_is_unknown_is_told_until_somebody_has_settled_it(worker: Ma
     (told,) = alerts(w)
     assert (told["AGENT_ALERT"], told["AGENT_STEP"]) == ("failed", "a")
     assert told["AGENT_CAUSE"].startswith("a: unknown: ")
-    from_outside(str(w.state), None, "a", b"settled")
+    from_outside(str(w.state), None, "a", b"settled", "ann")
     assert w.run() == 70
     assert [told["AGENT_STEP"] for told in alerts(w)] == ["a", "b"]
 

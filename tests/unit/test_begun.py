@@ -71,7 +71,7 @@ def test_a_begun_step_whose_item_has_left_fails_the_run_if_it_fails(worker: Make
     assert w.run() == 70, "it was forgotten at the next start"
     found = report.look(str(w.state), None)
     assert (found["status"], found["steps"]["failed"], found["steps"]["total"]) == ("failed", 1, 3)
-    settle.from_outside(str(w.state), None, step(tmp_path, "b"), b"by hand")
+    settle.from_outside(str(w.state), None, step(tmp_path, "b"), b"by hand", "priya")
     (tmp_path / "again").touch()
     assert w.run() == 0
     assert w.output(step(tmp_path, "b")) == b"by hand"
@@ -90,7 +90,7 @@ def test_a_begun_step_that_must_not_be_redone_is_unknown_although_its_item_has_l
     assert (found["total"], found["done"], found["unknown"]) == (3, 0, 1)
     report.show_list(str(w.state), None)
     assert f"unknown  {step(tmp_path, 'b')}" in capsys.readouterr().out
-    settle.from_outside(str(w.state), None, step(tmp_path, "b"), b"")
+    settle.from_outside(str(w.state), None, step(tmp_path, "b"), b"", "priya")
     assert w.run() == 0
 
 
@@ -153,7 +153,7 @@ def test_a_begun_task_that_was_taken_out_is_named_until_it_is_settled(
     assert "no longer in the list: old, attempt 1 interrupted" in capsys.readouterr().out
     report.show_list(str(w.state), None)
     assert "unknown  old" in capsys.readouterr().out
-    settle.from_outside(str(w.state), None, "old", b"")
+    settle.from_outside(str(w.state), None, "old", b"", "priya")
     assert report.look(str(w.state), None)["unlisted"] == []
     lines = len(w.lines)
     assert w.run() == 0
@@ -281,6 +281,6 @@ def test_settling_what_is_not_begun_or_done_is_refused(worker: MakeWorker) -> No
     assert w.run() == 70
     for name in ("a", "c"):
         with pytest.raises(AgentError):
-            settle.from_outside(str(w.state), None, name, b"")
-    settle.from_outside(str(w.state), None, "b", None)
+            settle.from_outside(str(w.state), None, name, b"", "priya")
+    settle.from_outside(str(w.state), None, "b", None, "priya")
     assert json.dumps(report.look(str(w.state), None)["steps"]["waiting"]) == "1"

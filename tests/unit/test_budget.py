@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from worker import budget, cli, folder, grant, outside, report
+from worker import budget, cli, folder, grant, report
 from worker.budget import Budget, State
 from worker.errors import AgentError, StateError
 from worker.ledger import LedgerAway
@@ -102,9 +102,9 @@ def test_of_a_grant_that_may_have_been_heard_it_is_said_how_to_say_it_again(
         raise StateError("the ledger's server cannot be reached")
 
     with pytest.raises(StateError, match="it may have been done; say it again with --id mine"):
-        grant.from_outside(str(tmp_path), None, ["spend=5"], "mine")
-    said = grant.from_outside(str(tmp_path), None, ["spend=5"], "mine")
-    assert said == f"budget: 5 more spend, as {outside.user()} says"
+        grant.from_outside(str(tmp_path), None, ["spend=5"], "mine", "ann")
+    said = grant.from_outside(str(tmp_path), None, ["spend=5"], "mine", "ann")
+    assert said == "budget: 5 more spend, as ann says"
     assert budget.read(ledger, Budget(spend=20)).limits.spend == 25
     assert answers == []
 

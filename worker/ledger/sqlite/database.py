@@ -81,8 +81,6 @@ def reading(path: str) -> str:
     """Return the mode in which somebody who does not mean to write opens the database at `path`."""
     if strange_log(path):
         return "ro&immutable=1"
-    if log(path) == "-journal" and os.access(path, os.W_OK):
-        return "rw"  # a commit that was cut off is taken back by whoever comes first
     if _ahead(_head(path)) and not os.path.exists(f"{path}-wal") and not os.access(os.path.dirname(path), os.W_OK):
         return "ro&immutable=1"  # a read-only disk: nobody writes, and there can be no log
     return "ro"
@@ -175,8 +173,8 @@ def errors() -> Iterator[None]:
         extended = getattr(exc, "sqlite_errorcode", 0)
         code = extended & 0xFF  # the low byte is the primary code
         if extended == sqlite3.SQLITE_READONLY_ROLLBACK:
-            what = "a commit was cut off, which has to be taken back first"
-            raise StateError(f"the ledger cannot be read as it is: {what}; start the agent, or look as root") from exc
+            what = "a commit was cut off, which the next worker takes back"
+            raise StateError(f"the ledger cannot be read as it is: {what}; start the agent") from exc
         if code in _WAIT_AND_RETRY:
             raise StorageFull(str(exc)) from exc
         if code == sqlite3.SQLITE_READONLY:
