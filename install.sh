@@ -5,7 +5,8 @@
 # Configuration is written once and never overwritten; `uninstall` keeps it and
 # the state, only `purge` deletes them.  Nothing is compiled, and no Python but
 # the program's own is written to.  Until the new program is complete, nothing
-# of the installed one is touched.
+# of the installed one is touched; what is another program's is never touched
+# (ownership.sh).
 set -eu
 umask 022
 
@@ -47,6 +48,8 @@ main() {
     case "$0" in */*) SOURCE=${0%/*} ;; *) SOURCE=. ;; esac
     SOURCE=$(cd "$SOURCE" && pwd -P)
     [ -f "$SOURCE/requirements.lock" ] || die "$SOURCE: not the agent's source folder (no requirements.lock)"
+    # shellcheck source=ownership.sh
+    . "$SOURCE/ownership.sh"
     if [ -n "$DESTDIR" ]; then
         mkdir -p "$DESTDIR"
         DESTDIR=$(cd "$DESTDIR" && pwd -P)
@@ -61,6 +64,7 @@ main() {
         uninstall | purge)
             [ $# -eq 0 ] || die "$command takes no arguments"
             need_root "$command"
+            mktmp
             do_uninstall
             if [ "$command" = purge ]; then do_purge; fi ;;
         venv) do_venv "$@" ;;
@@ -86,7 +90,9 @@ do_install() {
     if [ -z "$user" ] && [ -f "$dropin" ]; then
         user=$(sed -n 's/^User=//p' "$dropin")
     fi
+    given=$user
     user=${user:-agent}
+    check_foreign "$user" "$given"
     mktmp
     keep_workdirs "$user"
     check_user "$user"
@@ -113,42 +119,64 @@ do_install() {
 }
 
 do_uninstall() {
-    if has_systemd; then
-        systemctl disable --now agent.path agent.service 2>/dev/null || :
-        systemctl stop 'agent@*.service' 'agent-alert@*.service' 'agent-supervisor@*.service' 2>/dev/null || :
-        for link in /etc/systemd/system/*.wants/agent@*.service /etc/systemd/system/*.wants/agent-supervisor@*.service; do
-            [ ! -L "$link" ] || systemctl disable "${link##*/}" 2>/dev/null || :
-        done
-    fi
+    own=''
     for unit in $UNIT_FILES; do
-        remove "$UNITS/$unit"
+        if unit_is_ours "$unit"; then own="$own $unit"; fi
     done
-    remove "$BIN"
-    remove "$LIB"
+    if has_systemd; then stop_units; fi
+    for unit in $UNIT_FILES; do
+        remove_file "$UNITS/$unit"
+    done
+    remove_file "$BIN"
+    remove_ours lib "$LIB"
     rmdir "$DESTDIR$UNITS" "$DESTDIR${UNITS%/*}" 2>/dev/null || :
     if has_systemd; then
         systemctl daemon-reload
-        systemctl reset-failed agent.service agent.path 'agent@*.service' 'agent-alert@*.service' 'agent-supervisor@*.service' 2>/dev/null || :
+        for unit in $own; do
+            systemctl reset-failed "$(of_template "$unit")" 2>/dev/null || :
+        done
     fi
     [ "$command" = uninstall ] || return 0
     [ "$CHANGED" = 1 ] || say "nothing was installed"
-    for path in "$DESTDIR$ETC" "$DESTDIR$STATE" "$DESTDIR$STATE"@* "$DESTDIR$CACHE" "$DESTDIR$CACHE"@* "$DESTDIR$SUPERVISOR" \
-        "$DESTDIR"/etc/systemd/system/agent.service.d "$DESTDIR"/etc/systemd/system/agent@.service.d \
-        "$DESTDIR"/etc/systemd/system/agent-alert@.service.d; do
-        [ ! -e "$path" ] || say "kept ${path#"$DESTDIR"}"
+    for path in "$ETC" "$STATE" $(instances "$STATE") "$CACHE" $(instances "$CACHE") "$SUPERVISOR" \
+        /etc/systemd/system/agent.service.d /etc/systemd/system/agent@.service.d /etc/systemd/system/agent-alert@.service.d; do
+        if there "$path"; then say "kept $path"; fi
     done
+}
+
+# Only the units that are the agent's: another program's of the same name runs on.
+stop_units() {
+    for unit in $own; do
+        case "$unit" in
+            agent.service | agent.path) systemctl disable --now "$unit" 2>/dev/null || : ;;
+            *) systemctl stop "$(of_template "$unit")" 2>/dev/null || : ;;
+        esac
+    done
+    for link in /etc/systemd/system/*.wants/agent@*.service /etc/systemd/system/*.wants/agent-supervisor@*.service; do
+        [ -L "$link" ] || continue
+        template=${link##*/}
+        case " $own " in *" ${template%%@*}@.service "*) systemctl disable "${link##*/}" 2>/dev/null || : ;; esac
+    done
+}
+
+of_template() { # UNIT
+    case "$1" in *@.service) echo "${1%.service}*.service" ;; *) echo "$1" ;; esac
 }
 
 do_purge() {
     for unit in agent.service agent@.service agent-alert@.service; do
-        remove "/etc/systemd/system/$unit.d/$DROPIN"
+        remove_file "/etc/systemd/system/$unit.d/$DROPIN"
         rmdir "$DESTDIR/etc/systemd/system/$unit.d" 2>/dev/null || :
         [ ! -e "$DESTDIR/etc/systemd/system/$unit.d" ] || say "kept /etc/systemd/system/$unit.d, with files of your own"
     done
-    remove "$ETC"
-    for path in "$DESTDIR$STATE" "$DESTDIR$STATE"@* "$DESTDIR$CACHE" "$DESTDIR$CACHE"@* "$DESTDIR$SUPERVISOR"; do
-        remove "${path#"$DESTDIR"}"
+    remove_ours etc "$ETC"
+    for path in "$CACHE" $(instances "$CACHE"); do   # before the state, which tells whose they are
+        if cache_is_ours "$path"; then remove "$path"; else remove_ours cache "$path"; fi
     done
+    for path in "$STATE" $(instances "$STATE"); do
+        remove_ours state "$path"
+    done
+    remove_ours supervisor "$SUPERVISOR"
     if has_systemd; then systemctl daemon-reload; fi
     [ -z "$DESTDIR" ] || return 0
     case "$(getent passwd agent)" in
@@ -392,7 +420,8 @@ check_user() { # NAME
 
 make_user() {
     [ -z "$DESTDIR" ] && ! id agent >/dev/null 2>&1 || return 0
-    command -v useradd >/dev/null || die "there is no user 'agent' and no useradd to make it: make it, then run this again"
+    command -v useradd >/dev/null ||
+        die "there is no user 'agent' and no useradd to make it: make it, then run:  sudo make install USER=agent"
     shell=$(command -v nologin || echo /usr/sbin/nologin)
     # An existing group of that name is used rather than refused.
     if getent group agent >/dev/null; then with='--gid agent'; else with=--user-group; fi
@@ -406,7 +435,9 @@ group_of() { # NAME
 }
 
 install_config() {
+    whose=$(folder_state etc "$ETC")
     folder 750 "$ETC"
+    case "$whose" in absent | empty | ours) mark 640 "$ETC" ;; esac
     folder 750 "$ETC/config.d"
     folder 750 "$ETC/supervisor"
     if [ ! -e "$DESTDIR$ETC/config.yaml" ]; then
@@ -539,7 +570,7 @@ verify_units() {
 activate() { # USER
     [ -z "$DESTDIR" ] || return 0
     if ! has_systemd; then
-        [ -d $STATE ] || { install -d -m 750 -o "$1" -g "$group" $STATE && changed "made $STATE"; }
+        [ -d $STATE ] || { install -d -m 750 -o "$1" -g "$group" $STATE && changed "made $STATE" && mark 640 $STATE; }
         say "systemd does not run here; in the foreground:
     runuser -u $1 -- agentctl run $ETC/config.yaml --state $STATE"
         return 0
@@ -580,6 +611,12 @@ put() {
     mv -f "$target.new" "$target"
     changed "wrote $3"
     case "$3" in */systemd/system/*) UNITS_CHANGED=1 ;; esac
+}
+
+# mark MODE FOLDER -- from here on the folder is the agent's, with all that is in it.
+mark() {
+    echo "The agent's: 'make purge' removes this folder, with all that is in it." >"$TMP/mark"
+    put "$1" "$TMP/mark" "$2/$MARK"
 }
 
 folder() { # MODE PATH

@@ -15,8 +15,9 @@ job() {
 }
 
 # ExecStartPre: an empty /tmp, unless steps live that have files in it.  PrivateTmp=
-# would empty it at every restart.
+# would empty it at every restart.  A state folder that is empty yet is the agent's, and says so to `make purge`.
 prepare() {
+    [ -n "$(ls -A "${STATE_DIRECTORY%%:*}")" ] || : >"${STATE_DIRECTORY%%:*}/.agent-worker"
     [ ! -e "${RUNTIME_DIRECTORY%%:*}/seen" ] || return 0
     chmod -R u+rwX "${CACHE_DIRECTORY%%:*}" 2>/dev/null
     find "${CACHE_DIRECTORY%%:*}" -xdev -mindepth 1 -delete

@@ -13,6 +13,8 @@ UNITS = "usr/local/lib/systemd/system"
 DROPIN = "etc/systemd/system/agent.service.d/50-workdir.conf"
 FORBIDDEN = ["systemctl", "useradd", "userdel", "chown", "chgrp", "restorecon"]
 
+LIST = "tasks:\n  - {id: a, run: echo a}\n"
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -64,6 +66,16 @@ def snapshot(root: Path) -> dict[str, object]:
             content = path.read_bytes()
         found[str(path.relative_to(root))] = (stat.st_mode, stat.st_mtime_ns, stat.st_ino, content)
     return found
+
+
+def put(path: Path, text: str = "somebody else's\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def remains(dest: Path) -> list[str]:
+    return [str(path.relative_to(dest)) for path in sorted(dest.rglob("*")) if not path.is_dir()]
 
 
 def copy_of_source(to: Path) -> Path:
@@ -270,6 +282,133 @@ def test_uninstall_keeps_config_and_state_and_purge_does_not(run: Run, dest: Pat
     assert [p for p in dest.rglob("*") if not p.is_dir()] == []
     assert not (dest / "etc/agent").exists()
     assert not (dest / "var/lib/agent").exists()
+
+
+@pytest.mark.parametrize("path", ["etc/agent", "var/lib/agent"])
+def test_n19_a_link_is_judged_by_the_folder_that_it_leads_to(run: Run, dest: Path, path: str) -> None:
+    """N19: an empty folder on another disk is fine, a full one is somebody's; purge takes the link alone."""
+    elsewhere = dest / "data/agent"
+    put(elsewhere / "vendor.db")
+    (dest / path).parent.mkdir(parents=True, exist_ok=True)
+    (dest / path).symlink_to(elsewhere)
+    assert run("install").returncode == 1
+
+    (elsewhere / "vendor.db").unlink()
+    assert run("install").returncode == 0
+    put(dest / "data/agent/.agent-worker", "")
+    put(dest / "data/agent/later", "")
+    done = run("purge")
+    assert f"removed the link /{path}; kept what it led to" in done.stdout
+    assert not (dest / path).is_symlink()
+    assert (elsewhere / "later").exists()
+
+
+def test_n19_a_mark_made_by_hand_says_that_the_files_are_meant_for_this_agent(run: Run, dest: Path) -> None:
+    """N19: the way to go on that the message names works as printed."""
+    put(dest / "etc/agent/secrets.env", "KEY=1\n")
+    put(dest / "etc/agent/config.yaml", LIST)
+    put(dest / "etc/systemd/system/agent.service.d/limits.conf", "[Service]\nNice=5\n")
+    assert "sudo touch /etc/agent/.agent-worker" in run("install").stderr
+
+    put(dest / "etc/agent/.agent-worker", "")
+
+    assert run("install").returncode == 0
+    assert (dest / "etc/agent/config.yaml").read_text() == LIST
+    assert run("install").stdout == "nothing changed\n"
+    run("purge")
+    assert remains(dest) == ["etc/systemd/system/agent.service.d/limits.conf"]
+
+
+def test_n19_a_list_that_was_put_there_before_is_no_stranger(run: Run, dest: Path) -> None:
+    """N19: as configuration management does it, and a checkpoint that a run shall go on from."""
+    put(dest / "etc/agent/config.yaml", LIST)
+    put(dest / "etc/agent/config.d/more.yaml", LIST)
+    put(dest / "var/lib/agent/checkpoint.json", '{"format": 2, "run": "l", "revision": 2, "written": ""}\n')
+
+    done = run("install")
+
+    assert done.returncode == 0, done.stderr
+    assert (dest / "etc/agent/config.yaml").read_text() == LIST
+
+
+def test_n19_an_installation_without_marks_is_upgraded_and_purged_by_what_is_in_it(run: Run, dest: Path) -> None:
+    """
+    N19: an older installer marked nothing, and put the agent beside another program's files.
+    """
+    assert run("install").returncode == 0
+    (dest / "etc/agent/.agent-worker").unlink()
+    other = put(dest / "etc/agent/other.conf")
+    vendor = put(dest / "var/lib/agent/vendor.db")
+    for name in ("out/a", "log/a.1", "lock", ".cache/x"):
+        put(dest / "var/lib/agent" / name, "")
+    put(dest / "var/lib/agent/ledger.db", "SQLite format 3\0")
+    put(dest / "var/cache/agent/tmp.1", "")
+    put(dest / "var/lib/agent@red/ledger.db", "SQLite format 3\0")
+    put(dest / "etc/systemd/system/agent.service.d/limits.conf", "[Service]\nNice=5\n")
+
+    assert run("install").stdout == "nothing changed\n", "not marked: not all of it is the agent's"
+    assert run("uninstall").returncode == 0
+    assert run("install").returncode == 0, "nor in the way"
+    done = run("purge")
+
+    assert done.returncode == 0
+    assert remains(dest) == [
+        "etc/agent/other.conf",
+        "etc/systemd/system/agent.service.d/limits.conf",
+        "var/lib/agent/.cache/x",
+        "var/lib/agent/vendor.db",
+    ]
+    assert other.read_text() == vendor.read_text()
+    assert "kept /var/lib/agent, in which these are not known to be the agent's: vendor.db, .cache" in done.stdout
+
+
+def test_n19_an_installation_without_marks_and_without_strangers_is_marked(run: Run, dest: Path) -> None:
+    """N19: with the next upgrade, so that files that come later are removed with it."""
+    run("install")
+    (dest / "etc/agent/.agent-worker").unlink()
+
+    assert run("install").returncode == 0
+
+    assert (dest / "etc/agent/.agent-worker").exists()
+
+
+def test_n19_a_program_that_came_after_the_agent_is_not_overwritten(run: Run, dest: Path) -> None:
+    """N19: another maker's agentctl, or unit, in place of ours: an upgrade stops, uninstall leaves it."""
+    run("install")
+    program = put(dest / "usr/local/bin/agentctl", "#!/bin/sh\n")
+    unit = put(dest / UNITS / "agent.path", "[Path]\n")
+
+    done = run("install")
+
+    assert done.returncode == 1
+    assert "/usr/local/bin/agentctl: is another program" in done.stderr
+    assert f"/{UNITS}/agent.path: is another program's unit" in done.stderr
+    assert run("purge").returncode == 0
+    assert [program, unit] == [p for p in sorted(dest.rglob("*")) if not p.is_dir()]
+
+
+def test_n19_a_first_install_that_was_killed_is_not_in_its_own_way(run: Run, dest: Path) -> None:
+    """N19: whatever it had written by then."""
+    run("install")
+    (dest / "usr/local/bin/agentctl").unlink()
+    (dest / "usr/local/lib/agent/current").unlink()
+    (dest / "usr/local/lib/agent/releases/.new").mkdir()
+    shutil.rmtree(dest / UNITS)
+
+    assert run("install").returncode == 0
+
+
+def test_n19_the_user_of_the_steps_may_be_the_one_that_is_there(run: Run, dest: Path) -> None:
+    """N19: `USER=agent` takes somebody's user of that name, `USER=ann` needs none; foreign state stops both."""
+    put(dest / "etc/passwd", "agent:x:1000:1000:Agent Smith:/home/agent:/bin/bash\n")
+    assert "sudo make install USER=agent" in run("install").stderr
+    state = put(dest / "var/lib/agent/vendor.db")
+    assert "vendor.db" in run("install", "--user", "ann").stderr
+    shutil.rmtree(state.parent)
+
+    assert run("install", "--user", "agent").returncode == 0
+    assert "User=agent\n" in (dest / DROPIN).read_text()
+    assert run("install").stdout == "nothing changed\n"
 
 
 def test_the_lock_covers_what_the_project_asks_for() -> None:
