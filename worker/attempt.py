@@ -255,7 +255,8 @@ class Attempt:
 
     def _next(self, now: float) -> None:
         """Go on after a program has ended and nothing of it is left."""
-        program, status = self._execution.program, self._execution.status
+        program, raw = self._execution.program, self._execution.status
+        status = self._programs.plain(program, raw)
         by_itself = not self._limit and not self._interrupted_by
         if not self.streams.drain(at_once=status != 0 or not by_itself):
             return  # its result waits for space on the disk
@@ -263,7 +264,7 @@ class Attempt:
         fault = None
         if status == 0 and by_itself and program.gives_result:
             fault = expectation.fault(self.step.task, self.output, self._places.work)
-        following, why = self._programs.ended(program, status, by_itself, fault)
+        following, why = self._programs.ended(program, raw, by_itself, fault)
         if following is not None:
             if program.name == CHECK and not self._programs.found:
                 self.output.restart()  # what it printed is no result
@@ -279,8 +280,10 @@ class Attempt:
         self.streams.drain()
         self._events.forget(self.slot.socket.fileno())
         self.slot.socket.release()
-        self._why = self._why or self._execution.fault or self.streams.fault or missing(self.output, self.log)
-        self.streams.close(done=self._execution.status == 0 and not self._why)
+        done = self._status == 0
+        fault = "" if done else self._execution.fault  # what was killed for memory was not the one that spoke
+        self._why = self._why or fault or self.streams.fault or missing(self.output, self.log)
+        self.streams.close(done=done and not self._why)
 
     def _say(self, event: str, text: str, priority: int) -> None:
         self._journal.event(event, f"{self.step.id}: {text}", step=self.step.id, attempt=self.number, priority=priority)
@@ -288,12 +291,17 @@ class Attempt:
     # -- the outcome
 
     @property
+    def _status(self) -> int | None:
+        """How the last program ended, as the list takes it."""
+        return self._programs.plain(self._execution.program, self._execution.status)
+
+    @property
     def over(self) -> bool:
         return self._execution.phase == OVER
 
     def end(self) -> End:
         """Return how the attempt ended; only once it is over."""
-        status = self._execution.status
+        status = self._status
         asked = status == TEMPORARY and not self._why  # for no other end does it matter what was saved
         fresh = asked and saved(self._places.state(self.step.id)) != self._saved_before
         return End(
@@ -308,6 +316,7 @@ class Attempt:
             effect=self._programs.effect,
             found=self._programs.found,
             unknown=self.unknown,
+            accepted=self._programs.accepted,
         )
 
     # -- from one worker to the next

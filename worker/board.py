@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 from worker import ledger
 from worker.clock import Now
-from worker.ledger import Row
+from worker.errors import TEMPORARY
+from worker.ledger import Ending, Row
 from worker.plan import Plan, Step
 
 # ELSEWHERE: another worker of the run is at it.  From DONE on there is nothing left to do for a worker.
 WAITING, RUNNING, ELSEWHERE, DONE, FAILED, UNKNOWN = range(6)
+NOT_BEGUN = "before: "  # causes begin so where what came before the step's own program has failed
 
 
 class Progress(NamedTuple):
@@ -26,6 +28,7 @@ class Progress(NamedTuple):
     again: int = 0  # fresh starts without new progress
     best: float = 0.0  # the furthest progress it ever reported
     unsure: bool = False  # the last attempt was cut off, and its effect may have happened
+    begun: bool = False  # its program has run, and how it ended is no proof that nothing has happened
     retry_at: float = -math.inf  # monotonic clock
 
 
@@ -203,10 +206,18 @@ def _after(before: Progress, row: Row, counts: bool, now: Now) -> Progress:
         return Progress(number=row.number)
     if not counts or row.outcome is None:  # one that is open is judged when it is closed
         unsure = before.unsure if row.outcome is None else row.unsure
-        return before._replace(number=row.number, retry_at=now.monotonic, unsure=unsure)
+        begun = before.begun or has_begun(row)
+        return before._replace(number=row.number, retry_at=now.monotonic, unsure=unsure, begun=begun)
     wait = max(0.0, min(row.ended + row.delay - now.wall, row.delay)) if row.ended is not None else 0.0
     known = advance(before, row.outcome, row.counted, row.took + row.delay, row.progress)
-    return known._replace(number=row.number, retry_at=now.monotonic + wait, unsure=row.unsure)
+    begun = before.begun or has_begun(row)
+    return known._replace(number=row.number, retry_at=now.monotonic + wait, unsure=row.unsure, begun=begun)
+
+
+def has_begun(end: Row | Ending) -> bool:
+    """Return whether the program of an attempt that has ended was begun, and did not say that nothing has happened."""
+    failed = end.outcome in (ledger.FAILED, ledger.STALLED) and end.status not in (None, 0, TEMPORARY)
+    return end.unsure or (failed and not end.cause.startswith(NOT_BEGUN))
 
 
 def advance(before: Progress, outcome: str, counted: bool, spent: float, progress: float) -> Progress:

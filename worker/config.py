@@ -283,14 +283,17 @@ def _build(mark: Mark, values: dict[str, Any]) -> Task:
 
 
 def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Return both, `over` winning; environments and retries are merged key by key."""
+    """Return both, `over` winning; environments and retries are merged key by key.
+
+    Files of environments and secrets come to those of `under`; an empty list takes these back.
+    """
     merged = under | over
     if "env" in over:
         merged["env"] = under["env"] | over["env"]
     if "env_file" in over:
-        merged["env_file"] = under["env_file"] + over["env_file"]
+        merged["env_file"] = over["env_file"] and under["env_file"] + over["env_file"]
     if "secrets" in over:
-        merged["secrets"] = tuple(dict.fromkeys((*under["secrets"], *over["secrets"])))
+        merged["secrets"] = over["secrets"] and tuple(dict.fromkeys((*under["secrets"], *over["secrets"])))
     if "retry" in over:
         merged["retry"] = under["retry"]._replace(**over["retry"])
     return merged

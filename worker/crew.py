@@ -89,7 +89,9 @@ class Crew:
         ready and still ours, right before its first program is spawned.
         """
         slot = self._slots.take()
-        ask_first = past.unsure and step.task.redo == "check"
+        # An HTTP server's no is one; the exit status of another program is its word, and a check knows better.
+        doubt = past.unsure or (past.begun and step.task.http is None)
+        ask_first = doubt and step.task.redo == "check"
         attempt = self._attempt(step, claim, slot, ask_first)
         note = self._note(attempt, past) if claim.number > 1 else None
         self._tidy(slot, step)

@@ -62,8 +62,8 @@ def next_steps(board: Board, slots: int, now: float, stop_for: Collection[int], 
     return Next([], finished=FAILED if stuck else DONE)
 
 
-# Of a step's own program: it was not begun; it said itself that it had failed, or not now; anything else.
-Effect = Literal["none", "refused", "open"]
+# Of a step's own program: it was not begun; it said that nothing has happened; that it failed; anything else.
+Effect = Literal["none", "refused", "failed", "open"]
 Reason = Literal["stop", "budget", "reboot", "worker", "lease"]
 
 
@@ -75,7 +75,7 @@ class End(NamedTuple):
     `took` in seconds.  `progress`: the furthest it got.  `saved`: its own folder has changed.
     `retry_after`: seconds it was told to wait.  `effect`: what is known of the step's own program in this
     attempt.  `found`: its check said that it had happened before.  `unknown`: the key of an effect inside it of
-    which nobody can tell whether it happened.
+    which nobody can tell whether it happened.  `accepted`: the exit status other than 0 that the list takes for done.
     """
 
     status: int | None
@@ -89,6 +89,7 @@ class End(NamedTuple):
     effect: Effect = "none"
     found: bool = False
     unknown: str = ""
+    accepted: int = 0
 
     @property
     def well(self) -> bool:
@@ -158,10 +159,16 @@ def _outcome(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
         cause = describe(end) if end.status is None else _CAUSES[end.interrupted_by]
         return Verdict(INTERRUPTED, cause, False, False, 0.0)
     if end.well:
-        return Verdict(DONE, "its check found that it had happened" if end.found else "", False, False, 0.0)
+        return Verdict(DONE, _remark(end), False, False, 0.0)
     if end.interrupted_by is None and end.limit is None and end.status == TEMPORARY:
         return _not_now(end, past, retry, chance)
     return _failed(end, past, retry)
+
+
+def _remark(end: End) -> str:
+    if end.accepted:
+        return f"exited with status {end.accepted}, which the list takes for done"
+    return "its check found that it had happened" if end.found else ""
 
 
 def _not_now(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:

@@ -3,12 +3,13 @@
 Adding a key is adding a line to a table here and a field to worker.task.Task.
 """
 
+import itertools
 import json
 import re
 from typing import Any
 
 from worker import envfile, plural, schema
-from worker.errors import Mark, Problem, quote
+from worker.errors import TEMPORARY, Mark, Problem, quote
 from worker.schema import Source, Table, Wrong
 from worker.task import Command, Foreach, Glob, Items, Lines, Range, Retry
 from worker.yamlfile import Mapping, Node, Scalar, Sequence
@@ -16,6 +17,7 @@ from worker.yamlfile import Mapping, Node, Scalar, Sequence
 LONGEST_ID = 100
 LONGEST_KEY = 200
 _MOST_IN_RANGE = 1_000_000
+_STATUS_MAX = 599  # of HTTP
 _JSON_LITERAL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?|true|false|null")
 _CALL = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -56,7 +58,7 @@ def _env(node: Node, source: Source) -> dict[str, str]:
 
 def _env_files(node: Node, source: Source) -> tuple[tuple[str, Mark], ...]:
     one = schema.marked(schema.path)
-    return schema.list_of(one)(node, source) if type(node) is Sequence else (one(node, source),)
+    return _list_or_none(one)(node, source) if type(node) is Sequence else (one(node, source),)
 
 
 def _range(node: Node, source: Source) -> Range:
@@ -94,6 +96,36 @@ def _exit_code(node: Node, source: Source) -> int:
     if value > 255:
         raise Wrong(node, f"{value} is not an exit code", "use 1 to 255")
     return value
+
+
+def _unsure_code(node: Node, source: Source) -> int:
+    value = schema.integer(node, source)
+    if value > _STATUS_MAX:
+        raise Wrong(node, f"{value} is neither an exit code nor a status of HTTP", f"use 1 to {_STATUS_MAX}")
+    return value
+
+
+def _success_code(node: Node, source: Source) -> int:
+    value = _exit_code(node, source)
+    if value == TEMPORARY:
+        raise Wrong(node, f"{value} means 'not now', and cannot mean 'done'", "let the program end with another one")
+    return value
+
+
+def _list_or_none(reader: schema.Reader[Any]) -> schema.Reader[tuple[Any, ...]]:
+    """A list; an empty one takes back what `defaults` say."""
+    some = schema.list_of(reader)
+    return lambda node, source: () if type(node) is Sequence and not node.items else some(node, source)
+
+
+def _retry(node: Node, source: Source) -> dict[str, Any]:
+    found = schema.fields(node, _RETRY, source)
+    for one, other in itertools.combinations(("success", "unsure", "never"), 2):
+        both = set(found.get(one, ())) & set(found.get(other, ()))
+        if both:
+            what = f"retry: {min(both)} is in both '{one}' and '{other}'"
+            source.problems.append(Problem(node.mark, what, "take it out of one of them"))
+    return found
 
 
 def _pattern(node: Node, source: Source) -> str:
@@ -170,7 +202,9 @@ _RETRY: Table = {
     "delay": schema.span,
     "max_delay": schema.span,
     "patience": schema.span,
-    "never": schema.list_of(_exit_code),
+    "never": _list_or_none(_exit_code),
+    "unsure": _list_or_none(_unsure_code),
+    "success": _list_or_none(_success_code),
 }
 _HTTP: Table = {
     "method": schema.text,
@@ -192,13 +226,13 @@ DEFAULTS: Table = {
     "shell": _shell,
     "env": _env,
     "env_file": _env_files,
-    "secrets": schema.list_of(schema.name(LONGEST_ID)),
+    "secrets": _list_or_none(schema.name(LONGEST_ID)),
     "cwd": schema.marked(schema.path),
     "timeout": schema.limit,
     "stall_after": schema.limit,
     "watchdog": schema.positive_span,
     "progress_every": schema.positive_span,
-    "retry": lambda node, source: schema.fields(node, _RETRY, source),
+    "retry": _retry,
 }
 TASK: Table = {
     "id": schema.marked(schema.name(LONGEST_ID)),

@@ -74,6 +74,7 @@ def call(
     redo: bool,
     parameters: object,
     tell: Callable[[str], object] | None,
+    unsure: tuple[type[BaseException], ...] = (),
 ) -> Any:
     """Do what step.once() promises."""
     import json
@@ -93,7 +94,13 @@ def call(
 
     if in_step():
         claim = Claim(key, what, lease, redo or check is not None)
-        ended = claim.perform(lambda: result(fn()), found if check is not None else None)
+
+        def doubtful(exc: Exception) -> bool:
+            from worker import doubt
+
+            return check is not None or isinstance(exc, unsure) or doubt.of_error(exc)
+
+        ended = claim.perform(lambda: result(fn()), found if check is not None else None, doubtful=doubtful)
     else:
         print(f"once: '{key}': not in a step, so nothing is recorded", file=sys.stderr)
         ended = Ended(wire.EXECUTED, result(fn()))
@@ -163,10 +170,12 @@ class Claim:
         effect: Callable[[], Result],
         check: Callable[[], Result | None] | None,
         ready: Callable[[], object] | None = None,
+        doubtful: Callable[[Exception], bool] | None = None,
     ) -> Ended:
         """Return what came of the effect, which is done here if nobody else has done it; it is committed then.
 
-        `effect` raises an Exception if it did not happen, which goes on; any other BaseException leaves it open.
+        `effect` raises an Exception if it did not happen, which goes on; one that is `doubtful`, or any other
+        BaseException, leaves it open.
         `check` says what an earlier try that was cut off has left, None if nothing.  `ready` is called before
         either, while nothing can have happened yet.  Raises Conflict, Unknown, Unreachable, EffectError.
         """
@@ -185,7 +194,7 @@ class Claim:
                 if made is None:
                     if ready is not None:
                         ready()
-                    outcome, made = self._happen(verdict == wire.TAKEN_OVER, effect, check)
+                    outcome, made = self._happen(verdict == wire.TAKEN_OVER, effect, check, doubtful)
                 else:
                     self._begin()  # it has happened, whatever becomes of us
                 if self._commit(outcome, made):
@@ -197,7 +206,11 @@ class Claim:
             self._close()
 
     def _happen(
-        self, again: bool, effect: Callable[[], Result], check: Callable[[], Result | None] | None
+        self,
+        again: bool,
+        effect: Callable[[], Result],
+        check: Callable[[], Result | None] | None,
+        doubtful: Callable[[Exception], bool] | None,
     ) -> tuple[str, Result]:
         """Do it, unless the check finds it done; the claim is given up if either raises."""
         self._begin()
@@ -208,8 +221,9 @@ class Claim:
                 return wire.FOUND, found
         try:
             made = effect()
-        except Exception:
-            self._release()
+        except Exception as exc:
+            if doubtful is None or not doubtful(exc):
+                self._release()
             raise
         points.at("once-happened")
         return wire.TAKEN_OVER if again else wire.EXECUTED, made

@@ -15,7 +15,7 @@ from worker.stepcli import Misuse
 
 TYPE_CHECKING = False  # see worker/step.py
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # Exit statuses, besides 64 for bad use and AGAIN.
 CONFLICT = 65  # EX_DATAERR
@@ -36,15 +36,17 @@ class _Options:
         self.lease = 60.0
         self.check: str | None = None
         self.parameters: str | None = None
+        self.unsure: tuple[int, ...] = ()
         self.redo = self.quiet = False
         self.command: list[str] = []
 
 
 class _Failed(Exception):
-    """The command did not do it; the exit status says why."""
+    """The command has failed; the exit status says why.  `unsure`: it may have done it all the same."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, unsure: bool = False) -> None:
         self.status = status
+        self.unsure = unsure
 
 
 def main(words: Sequence[str]) -> int:
@@ -83,11 +85,11 @@ def _parse(words: Sequence[str]) -> _Options:
         name, equals, value = word.partition("=")
         if word in ("--redo", "--quiet"):
             setattr(options, word[2:], True)
-        elif name in ("--check", "--lease", "--parameters"):
+        elif name in ("--check", "--lease", "--parameters", "--unsure"):
             value = value if equals else next(rest, "")
             if not value:
                 raise Misuse(f"{name} needs a value")
-            setattr(options, name[2:], _span(value) if name == "--lease" else value)
+            setattr(options, name[2:], _READERS.get(name, str)(value))
         elif word.startswith("-"):
             raise Misuse(f"there is no option {name!r}; see agentctl once --help")
         else:
@@ -105,6 +107,16 @@ def _span(text: str) -> float:
         return timespan.parse(text)
     except ValueError as exc:
         raise Misuse(str(exc)) from None
+
+
+def _codes(text: str) -> tuple[int, ...]:
+    codes = text.replace(",", " ").split()
+    if not codes or not all(code.isascii() and code.isdigit() and 0 < int(code[:4]) < 256 for code in codes):
+        raise Misuse(f"{text!r} is no list of exit statuses from 1 to 255, as in --unsure 28,52,56")
+    return tuple(map(int, codes))
+
+
+_READERS: dict[str, Callable[[str], object]] = {"--lease": _span, "--unsure": _codes}
 
 
 def _run_by_hand(options: _Options) -> int:
@@ -134,7 +146,7 @@ class _Command:
     def run(self) -> int:
         """Return the exit status; the command's output has been printed if that is 0."""
         check = None if self._options.check is None else self._check
-        ended = self._claim.perform(self._effect, check, self._leave_signals_to_it)
+        ended = self._claim.perform(self._effect, check, self._leave_signals_to_it, _leaves_a_doubt)
         if ended.mine is not None:
             _copy(ended.mine.value, ended.mine.size, 1)
         elif ended.stored is not None:
@@ -159,8 +171,15 @@ class _Command:
         if status < 0:
             self._say(f"ended by signal {-status}, so nobody knows whether it has happened")
             raise SystemExit(_BY_SIGNAL - status)
-        self._say(f"failed with exit status {status}, so it did not happen")
-        raise _Failed(status)
+        from worker import doubt
+
+        if doubt.of_status(status, self._options.unsure):
+            self._say(f"exited with status {status}, so nobody knows whether it has happened")
+            raise _Failed(status, unsure=True)
+        asks = status != AGAIN and self._options.check is not None
+        then = "; the check is asked before it is tried again" if asks else ", so it did not happen"
+        self._say(f"failed with exit status {status}{then}")
+        raise _Failed(status, unsure=asks)
 
     def _check(self) -> once.Result | None:
         """Return what the check finds, None if it says that nothing had happened; SystemExit if it cannot tell."""
@@ -209,6 +228,10 @@ class _Command:
 
     def _say(self, text: str) -> None:
         print(f"agentctl once: '{self._options.key}': {text}", file=sys.stderr, flush=True)
+
+
+def _leaves_a_doubt(exc: Exception) -> bool:
+    return isinstance(exc, _Failed) and exc.unsure
 
 
 def _not_started(program: str, exc: OSError) -> int:

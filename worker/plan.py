@@ -51,9 +51,10 @@ class Step(NamedTuple):
         """Return the program of the step and its arguments; http and python steps are programs of ours."""
         if self.task.run is not None:
             return self.command(self.task.run)
+        unsure = f'"unsure": {list(self.task.retry.unsure)}'
         if self.task.http is not None:
-            return [*_OUR_PROGRAM, "http", self.task.http]
-        return [*_OUR_PROGRAM, "python", f'{{"call": "{self.task.python}", "args": {self.task.args}}}']
+            return [*_OUR_PROGRAM, "http", f"{self.task.http[:-1]}, {unsure}}}"]
+        return [*_OUR_PROGRAM, "python", f'{{"call": "{self.task.python}", "args": {self.task.args}, {unsure}}}']
 
     def matches(self, file: str) -> list[str]:
         """Return the program that looks for the expected pattern in `file`, and its arguments."""

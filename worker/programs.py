@@ -1,13 +1,16 @@
 """The programs of an attempt, one after the other, and what their exit statuses say of the step's effect.
 
-check (where an earlier attempt was cut off) ─► before ─► the step's own ─► expect ─► after
+check (where an earlier attempt may have had it) ─► before ─► the step's own ─► expect ─► after
 """
 
 from typing import Any, NamedTuple
 
+from worker import doubt
 from worker.decide import Effect
-from worker.errors import TEMPORARY
+from worker.errors import FAULT, TEMPORARY
 from worker.plan import Step
+
+_OF_HTTP = {doubt.FAILED: FAULT, doubt.REFUSED: FAULT, doubt.NOT_NOW: TEMPORARY, doubt.NO_HOST: TEMPORARY}
 
 CHECK = "check"  # finds out whether an attempt that was cut off had its effect
 
@@ -37,8 +40,10 @@ class Programs:
 
     def __init__(self, step: Step, output: str, ask_first: bool) -> None:
         """`output` is where the result can be looked at; `ask_first`: an earlier attempt was cut off."""
+        self._task = step.task
         self.effect: Effect = "none"
         self.found = False  # the check said that it had happened
+        self.accepted = 0  # the step's own exit status, if the list takes it for done and it is not 0
         self._left = _programs(step, output, ask_first)
 
     @property
@@ -47,14 +52,15 @@ class Programs:
 
     def memo(self) -> list[Any]:
         """Return what `resume` needs."""
-        return [self.effect, self.found, len(self._left)]
+        return [self.effect, self.found, len(self._left), self.accepted]
 
     def resume(self, memo: list[Any]) -> Program:
         """Return the program that runs, according to another worker's `memo`; those behind it are still to come.
 
         Raises ValueError if the memo is of other programs, or none had begun.
         """
-        self.effect, self.found, left = memo
+        self.effect, self.found, left, *more = memo
+        self.accepted = int(more[0]) if more else 0
         if self.found:
             self._skip_own()
         place = len(self._left) - int(left)
@@ -75,16 +81,27 @@ class Programs:
         if program.own:
             self.effect = "none"
 
+    def plain(self, program: Program, status: int | None) -> int | None:
+        """Return what the list takes an exit status for: 0 for one that means "done"; of our own programs, 1 and 75."""
+        if not program.own or status is None:
+            return status
+        if self._task.http is not None:
+            return _OF_HTTP.get(status, status)
+        return 0 if status in self._task.retry.success else status
+
     def ended(
         self, program: Program, status: int | None, by_itself: bool, fault: str | None
     ) -> tuple[Program | None, str]:
-        """Note an exit status, which is the program's own word if nobody made it end (`by_itself`).
+        """Note an exit status as it is, which is the program's own word if nobody made it end (`by_itself`).
 
         `fault`: what was expected of it and is not so.  Return the one to start now, or None and why no other one
         follows, where there is more to say than the status does.
         """
-        if program.own and status is not None and (status == TEMPORARY or (status > 0 and by_itself)):
-            self.effect = "refused"
+        raw, status = status, self.plain(program, status)
+        if program.own and raw and status and (raw == TEMPORARY or (raw > 0 and by_itself)):
+            self.effect = self._word(raw)
+        elif program.own and raw and status == 0 and by_itself:
+            self.accepted = raw
         elif program.name == CHECK and status == 0 and by_itself:
             self.found = True
             self._skip_own()
@@ -92,11 +109,19 @@ class Programs:
             return self.next(), ""
         if status == 0 and by_itself:
             if fault:
-                return None, f"exited with status 0, but {fault}"
+                return None, f"exited with status {raw}, but {fault}"
             return (self.next() if self._left else None), ""
         if program.own or not status:
             return None, ""
         return None, program.said(f"ended with status {status}" if status > 0 else f"ended with signal {-status}")
+
+    def _word(self, status: int) -> Effect:
+        """Return what the exit status of the step's own program, which is not its success, says of the effect."""
+        if self._task.http is not None:
+            return "refused" if status in (TEMPORARY, doubt.REFUSED, doubt.NO_HOST) else "open"
+        if doubt.of_status(status, self._task.retry.unsure) or (self._task.python and status == doubt.FAILED):
+            return "open"
+        return "refused" if status == TEMPORARY else "failed"
 
     def _skip_own(self) -> None:
         self._left = [other for other in self._left if other.name not in ("before", "")]

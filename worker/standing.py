@@ -106,13 +106,14 @@ class Standing:
             self.board.set(step, boards.DONE)
             return
         mended = definition != self.plan.digest(self.plan.by_id[step])
+        before, spent = self.board.progress(step), ending.took + ending.delay
         if mended:  # all its attempts anew
             known = boards.Progress(number=ending.number, unsure=ending.unsure)
         else:
-            before, spent = self.board.progress(step), ending.took + ending.delay
             known = boards.advance(before, ending.outcome, ending.counted, spent, ending.progress)
             retry_at = clock.monotonic() + ending.delay
             known = known._replace(number=ending.number, retry_at=retry_at, unsure=ending.unsure)
+        known = known._replace(begun=before.begun or boards.has_begun(ending))
         self.board.set_progress(step, known)
         if ending.outcome == ledger.UNKNOWN:
             self.board.set(step, boards.UNKNOWN)

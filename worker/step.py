@@ -149,6 +149,7 @@ def once(
     redo: bool = False,
     parameters: object = None,
     tell: Callable[[str], object] | None = None,
+    unsure: tuple[type[BaseException], ...] = (),
 ) -> Any:
     """Call `fn` the first time, and return its result every time: the side effect in it happens once in the run.
 
@@ -156,10 +157,12 @@ def once(
     `parameters` says what else the effect depends on: with others the same key is a Conflict.  The result must
     be something that JSON can hold, and is what JSON gives back: a list for a tuple.  Up to 1 MiB of it are kept.
 
-    If `fn` raises an Exception it did not happen, and may be tried again.  When an earlier try was cut off,
-    `check` is called: it returns the result if that had happened, None if not, and raises if it cannot tell, which
-    leaves it open.  `redo`: doing it again is harmless, because the receiver knows RUN:KEY, say.  With neither,
-    Unknown is raised.  `lease`: where machines share the run, the others wait so many seconds without news.
+    If `fn` raises an Exception it counts as not done, and may be tried again, but for time-outs, broken connections
+    and what is named in `unsure`: these leave it open, as a try that was cut off does.  With `check` every Exception
+    does.  Before it is tried again `check` is called then: it returns the result if that had happened, None if not, and
+    raises if it cannot tell, which leaves it open.  `redo`: doing it again is harmless, because the receiver knows
+    RUN:KEY, say.  With neither, Unknown is raised.  `lease`: where machines share the run, the others wait so many
+    seconds without news.
 
     `tell` is called with the outcome: "executed"; "skipped", it was done before; "awaited", another did it
     meanwhile; "taken-over", done after an earlier try was cut off; "found", by `check`.
@@ -168,7 +171,7 @@ def once(
     """
     from worker import once as caller
 
-    return caller.call(key, fn, lease, check, redo, parameters, tell)
+    return caller.call(key, fn, lease, check, redo, parameters, tell, unsure)
 
 
 def secret(name: str) -> str:

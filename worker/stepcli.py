@@ -177,12 +177,15 @@ _ONCE = """run COMMAND once in this run, whatever dies, and print its output now
 
 KEY names what it does, for all steps, attempts and machines of the run.  The first caller runs COMMAND; its output
 is printed when it is recorded.  Later callers get the same output and run nothing; one that comes meanwhile waits.
-If COMMAND fails, it did not happen, and its exit status is ours.  If it is cut off, nobody knows; then the next
-caller needs one of these:
+If COMMAND fails, it counts as not done, and its exit status is ours.  If it is cut off, or ends with a status that
+leaves a doubt, nobody knows; then the next caller needs one of the first two of these:
 
   --check CMD        ask the shell command CMD first: status 0, it had happened, and the result is CMD's output;
-                     1, it had not, and COMMAND is run; anything else, it cannot tell
+                     1, it had not, and COMMAND is run; anything else, it cannot tell.  CMD is asked after
+                     every try that has failed, but for those that ended with 75 or could not be started
   --redo             running COMMAND again is harmless, as when the receiver honours AGENT_KEY
+  --unsure CODES     exit statuses of COMMAND after which it may have happened all the same: a client's time-out,
+                     as in 28,52,56 for curl; 124 and 128+N (of timeout(1), by a signal) always are
   --lease SPAN       where machines share the run, how long the others wait without news (1min)
   --parameters TEXT  what COMMAND does, if not its arguments: the same key with others is refused
   --quiet            do not say on standard error what it came to: executed, skipped (it was done before), awaited

@@ -45,6 +45,8 @@ class Retry(NamedTuple):
     max_delay: float = 300.0
     patience: float = 7200.0  # how long "not now" is taken for an answer
     never: tuple[int, ...] = ()  # exit codes that no further attempt can mend
+    unsure: tuple[int, ...] = ()  # exit codes, or statuses of HTTP, after which it may have happened all the same
+    success: tuple[int, ...] = ()  # exit codes that mean "done", as 0 does
 
 
 Command = str | tuple[str, ...]  # text for the shell, or the arguments of a program

@@ -474,6 +474,9 @@ def test_every_kind_of_task_comes_out_typed(tmp_path: Path) -> None:
         ("{id: a, run: x, expect: {matches: '['}}", "is not a regular expression"),
         ("{id: a, run: x, expect: {status: [200]}}", "'status' and 'json' are for http tasks"),
         ("{id: a, run: x, retry: {never: [256]}}", "256 is not an exit code"),
+        ("{id: a, run: x, retry: {unsure: [600]}}", "600 is neither an exit code nor a status of HTTP"),
+        ("{id: a, run: x, retry: {success: [75]}}", "75 means 'not now', and cannot mean 'done'"),
+        ("{id: a, run: x, retry: {success: [3], never: [3]}}", "3 is in both 'success' and 'never'"),
     ],
 )
 def test_a_mistake_in_a_task_is_known_before_the_run(tmp_path: Path, task: str, said: str) -> None:
@@ -482,6 +485,26 @@ def test_a_mistake_in_a_task_is_known_before_the_run(tmp_path: Path, task: str, 
     """
     (only,) = refused(tmp_path, f"tasks:\n  - {task}\n")
     assert said in only
+
+
+def test_lists_of_defaults_can_be_taken_back(tmp_path: Path) -> None:
+    """
+    F17: `retry` is merged key by key; an empty list means none, whatever the defaults say.
+    """
+    (tmp_path / "more.env").write_text("A=1\n")
+    one, other = load(
+        tmp_path,
+        """
+defaults: {secrets: [x], env_file: more.env, retry: {never: [1], unsure: [28], success: [3], attempts: 5}}
+tasks:
+- {id: a, run: x}
+- {id: b, run: x, secrets: [], env_file: [], retry: {never: [], unsure: [], success: [], delay: 1s}}
+""",
+    ).tasks
+    assert (one.retry.never, one.retry.unsure, one.retry.success) == ((1,), (28,), (3,))
+    assert (one.secrets, one.env_files) == (("x",), (f"{tmp_path}/more.env",))
+    assert other.retry == Retry(attempts=5, delay=1.0)
+    assert (other.secrets, other.env_files) == ((), ())
 
 
 def test_needs_that_are_not_there_or_go_in_a_circle_are_named(tmp_path: Path) -> None:

@@ -201,12 +201,13 @@ def test_what_was_cut_off_is_redone_checked_or_left_to_a_person(end: End) -> Non
     assert last.outcome == ("interrupted" if end.interrupted_by == "stop" else "unknown")
 
 
+@pytest.mark.parametrize("effect", ["refused", "failed"])
 @pytest.mark.parametrize("redo", ["always", "check", "never"])
-def test_a_step_that_says_itself_that_it_failed_is_tried_again(redo: Redo) -> None:
+def test_a_step_that_says_itself_that_it_failed_is_tried_again(redo: Redo, effect: decide.Effect) -> None:
     """
     Its word is as good as a check: nothing has happened.
     """
-    verdict = decide.judge(End(1, effect="refused"), Progress(unsure=True), RETRY, 0.5, redo)
+    verdict = decide.judge(End(1, effect=effect), Progress(unsure=True), RETRY, 0.5, redo)
     assert (verdict.outcome, verdict.counted, verdict.unsure) == ("failed", True, False)
 
 

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 
-from worker import step
+from worker import doubt, step
 
 TYPE_CHECKING = False  # see worker/step.py
 if TYPE_CHECKING:
@@ -28,32 +28,57 @@ class StepError(Exception):
     """The step has failed; the message says why."""
 
     exit_status = 1
+    doubtful_status = doubt.FAILED
+    clear_status = 0  # where there is no doubt; 0: what `run` was given
+
+    def __init__(self, message: str, unsure: bool = False) -> None:
+        """`unsure`: what the step was to do may have happened all the same."""
+        super().__init__(message)
+        self.unsure = unsure
 
 
 class NotNow(StepError):
     """The step cannot be done now and may be tried again later."""
 
     exit_status = step.AGAIN
+    doubtful_status, clear_status = doubt.NOT_NOW, step.AGAIN
+
+
+class NoSuchHost(NotNow):
+    """As NotNow, but it makes little sense to wait for long."""
+
+    clear_status = doubt.NO_HOST
 
 
 def main(arguments: list[str]) -> NoReturn:
     """Run the program that the first of `arguments` names on the SPEC that follows, and exit."""
+    failed = StepError.exit_status
     if arguments[0] == "http":
+        failed = doubt.REFUSED
         from worker.steps.http import fetch as program
     elif arguments[0] == "python":
         from worker.steps.python import call as program
     else:
         from worker.steps.matches import search as program
-    sys.exit(run(program, arguments[1:]))
+    sys.exit(run(program, arguments[1:], failed))
 
 
-def run(program: Callable[[dict[str, Any]], None], arguments: list[str]) -> int:
-    """Run `program` on the one SPEC in `arguments`; return the exit status, the reason being on stderr."""
+def run(program: Callable[[dict[str, Any]], None], arguments: list[str], failed: int = StepError.exit_status) -> int:
+    """Run `program` on the one SPEC in `arguments`; return the exit status, the reason being on stderr.
+
+    If the SPEC has "unsure" in it, as the worker's has, it says whether the end leaves a doubt, see
+    worker/doubt.py: `failed` stands for a failure that leaves none.
+    """
+    asked = False
     try:
-        program(_spec(arguments))
+        spec = _spec(arguments)
+        asked = "unsure" in spec
+        program(spec)
     except StepError as exc:
         print(mask(str(exc)), file=sys.stderr, flush=True)
-        return exc.exit_status
+        if not asked:
+            return exc.exit_status
+        return exc.doubtful_status if exc.unsure else exc.clear_status or failed
     return 0
 
 

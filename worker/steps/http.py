@@ -1,12 +1,13 @@
 """An `http:` step's process: sends one request and prints the body of the answer, as it comes.
 
-SPEC: {method, url, headers, json | body | file, expect: {status: [...], json: {PATH: VALUE}}, timeout}, all
+SPEC: {method, url, headers, json | body | file, expect: {status: [...], json: {PATH: VALUE}}, timeout, unsure}, all
 but `url` optional.  `timeout` is the longest silence of the server in seconds; without it the task's own limits
 rule.  In a URL, what a placeholder stands for is percent-encoded, unless it stands at the start: then it begins
 the URL.  The request bears $AGENT_KEY as its Idempotency-Key.
 
 The step is done on 2xx, or on a status that `expect` names; it is tried again later when the server or the
-network cannot now, and failed on anything else, with the server's words about it in the log.  Proxies come from
+network cannot now, and failed on anything else, with the server's words about it in the log.  Once the request has
+been sent, any end but an answer that says no leaves a doubt: see _send, _judge and worker/doubt.py.  Proxies come from
 the environment (HTTPS_PROXY and its like), trusted certificates from the system.
 """
 
@@ -19,25 +20,28 @@ import os
 import sys
 import time
 
-from worker import __version__, files, step
-from worker.steps import SPEC_MAX, NotNow, StepError, fill, fill_url, lookup, run
+from worker import __version__, doubt, files, step
+from worker.steps import SPEC_MAX, NoSuchHost, NotNow, StepError, fill, fill_url, lookup, run
 
 TYPE_CHECKING = False  # see worker/step.py
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from datetime import datetime
     from typing import Any
 
-_KEYS = ("method", "url", "headers", "json", "body", "file", "expect", "timeout")
+_KEYS = ("method", "url", "headers", "json", "body", "file", "expect", "timeout", "unsure")
 _CONTENT = ("json", "body", "file")
 _TOKEN = "!#$%&'*+-.^_`|~"  # and letters and digits (RFC 9110, 5.6.2)
 _OWN_HEADERS = {"User-Agent": f"agent/{__version__}"}
 _NOT_NOW = (408, 425, 429)
 _REDIRECTED = ("GET", "HEAD")
 _REDIRECTS_MAX = 20
+_NOT_YET_VALID = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
+_NO_NAME = (-2, -5)  # EAI_NONAME, EAI_NODATA: a name server has said no
 _CONNECT = 30.0  # seconds
 _CHECKED_MAX = 16 * 1024 * 1024
 _REASON_MAX, _REASON_LINES = 4096, 10
+_RETRY_AFTER_MAX = 1e9  # seconds; the worker has a lower limit of its own
 
 
 def problems(spec: Mapping[str, Any]) -> list[str]:
@@ -74,20 +78,22 @@ def fetch(spec: dict[str, Any]) -> None:
         said = f"{request['method']} {_host(request['url'])}"
         timeout = spec.get("timeout")
         limits = httpx.Timeout(timeout, connect=min(_CONNECT, timeout or _CONNECT))
+        sent = _Sent()
         try:
             client = closed.enter_context(httpx.Client(timeout=limits, headers=_OWN_HEADERS))
-            answer = _send(client, client.build_request(**request), _secret_headers(spec))
+            asked = client.build_request(**request, extensions={"trace": sent.note})
+            answer = _send(client, asked, _secret_headers(spec))
             closed.callback(answer.close)
-            _judge(answer, spec.get("expect", {}), said)
+            _judge(answer, spec.get("expect", {}), said, spec.get("unsure", ()))
         except (
             httpx.TimeoutException,
             httpx.NetworkError,
             httpx.RemoteProtocolError,
             httpx.ProxyError,
         ) as exc:
-            raise (StepError if _is_distrust(exc) else NotNow)(f"{said}: {_named(exc)}") from None
+            raise _unreached(exc, said, sent.begun) from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError, ImportError) as exc:
-            raise StepError(f"{said}: {_named(exc)}") from None
+            raise StepError(f"{said}: {_named(exc)}", unsure=sent.begun) from None
 
 
 def retry_after(value: str, now: datetime) -> float | None:
@@ -96,7 +102,7 @@ def retry_after(value: str, now: datetime) -> float | None:
     from email.utils import parsedate_to_datetime
 
     with contextlib.suppress(ValueError, OverflowError):
-        return max(0.0, float(int(value)))
+        return min(max(0.0, float(int(value))), _RETRY_AFTER_MAX)
     with contextlib.suppress(ValueError, OverflowError):
         then = parsedate_to_datetime(value)
         return max(0.0, ((then if then.tzinfo else then.replace(tzinfo=UTC)) - now).total_seconds())
@@ -144,6 +150,18 @@ def _secret_headers(spec: dict[str, Any]) -> list[str]:
     return [name for name, value in spec.get("headers", {}).items() if "{secret:" in value]
 
 
+class _Sent:
+    """`begun`: something of the request has gone out, to the server or to one that it redirected us to."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def note(self, event: str, about: Mapping[str, Any]) -> None:
+        """Take an event of the HTTP library (its `trace` extension); CONNECT asks a proxy and not the server."""
+        if event.endswith(".send_request_headers.started") and about["request"].method != b"CONNECT":
+            self.begun = True
+
+
 def _send(client: Any, request: Any, secret_headers: list[str]) -> Any:
     """Send the request and follow redirects as far as it is safe; another host is told no secret."""
     for _ in range(_REDIRECTS_MAX):
@@ -156,7 +174,8 @@ def _send(client: Any, request: Any, secret_headers: list[str]) -> Any:
             for name in secret_headers:
                 following.headers.pop(name, None)
         request = following
-    raise StepError(f"{request.method} {_host(str(request.url))}: more than {_REDIRECTS_MAX} redirects")
+    said = f"{request.method} {_host(str(request.url))}: more than {_REDIRECTS_MAX} redirects"
+    raise StepError(said, unsure=True)
 
 
 def _origin(url: Any) -> tuple[str, str, int | None]:
@@ -166,21 +185,30 @@ def _origin(url: Any) -> tuple[str, str, int | None]:
 # -- what comes back
 
 
-def _judge(answer: Any, expect: dict[str, Any], said: str) -> None:
-    """Print the body if the status is what the step needs; raise StepError if not."""
+def _judge(answer: Any, expect: dict[str, Any], said: str, listed: Collection[int]) -> None:
+    """Print the body if the status is what the step needs; raise StepError if not.
+
+    A status that says no leaves no doubt.  A success that is not the expected one does, and so do a gateway's word
+    about a server that did not answer, a redirection that may lead to the result, and a status that is `listed`.
+    """
     code: int = answer.status_code
     if code in expect["status"] if "status" in expect else 200 <= code < 300:
-        _print(answer, expect.get("json"), said)
+        try:
+            _print(answer, expect.get("json"), said)
+        except StepError as exc:
+            raise StepError(str(exc), unsure=True) from None  # it has happened
         return
-    said = f"{said}: {code} {answer.reason_phrase}".rstrip()
+    said = f"{said}: {code} {_printable(answer.reason_phrase)}".rstrip()
+    unsure = code < 300 or code in doubt.GATEWAY or code in listed
+    unsure = unsure or (code in doubt.DONE_ELSEWHERE and answer.request.method not in _REDIRECTED)
     if code in _NOT_NOW or 500 <= code < 600:
         from datetime import UTC, datetime
 
         seconds = retry_after(answer.headers.get("Retry-After", ""), datetime.now(UTC))
         if seconds is not None:
             step.retry_after(seconds)
-        raise NotNow(said)
-    raise StepError("\n".join([said, *_reason(answer)]))
+        raise NotNow(said, unsure)
+    raise StepError("\n".join([said, *_reason(answer)]), unsure)
 
 
 def _print(answer: Any, expected: dict[str, Any] | None, said: str) -> None:
@@ -241,23 +269,49 @@ def _short(value: Any) -> str:
 def _reason(answer: Any) -> list[str]:
     """Return the first lines of the body, fit for a log."""
     kept = b""
-    for chunk in answer.iter_bytes():
-        kept += chunk
-        if len(kept) > _REASON_MAX:
-            break
+    with contextlib.suppress(_library().HTTPError):  # its status has said enough
+        for chunk in answer.iter_bytes():
+            kept += chunk
+            if len(kept) > _REASON_MAX:
+                break
     lines = kept[:_REASON_MAX].decode(errors="replace").splitlines()
-    return ["".join(c if c.isprintable() else "\ufffd" for c in line) for line in lines[:_REASON_LINES]]
+    return [_printable(line) for line in lines[:_REASON_LINES]]
 
 
-def _is_distrust(exc: BaseException) -> bool:
-    """Return whether a certificate was refused, which waiting does not mend."""
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def _unreached(exc: Exception, said: str, begun: bool) -> StepError:
+    """Return what an error of the network means.
+
+    Waiting does not mend a certificate that is refused, except for one of a later date: the clock may be behind.  It
+    seldom mends a name that does not exist.
+    """
+    import socket
     import ssl
 
     link: BaseException | None = exc
     while link is not None:
         if isinstance(link, ssl.SSLCertVerificationError):
-            return True
+            if link.verify_code == _NOT_YET_VALID:
+                clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                return NotNow(f"{said}: its certificate is not yet valid; the clock of this machine says {clock}")
+            return StepError(f"{said}: {_named(exc)}", unsure=begun)
+        if isinstance(link, socket.gaierror) and link.errno in _NO_NAME:
+            kind = NoSuchHost if _has_network() else NotNow
+            return kind(f"{said}: there is no host of that name ({link.strerror})", unsure=begun)
         link = link.__cause__ or link.__context__
+    return NotNow(f"{said}: {_named(exc)}", unsure=begun)
+
+
+def _has_network() -> bool:
+    """Return whether this machine has a default route."""
+    with contextlib.suppress(OSError), open("/proc/net/route", encoding="ascii") as file:
+        if any(line.split()[1] == "00000000" for line in file if line.strip()):
+            return True
+    with contextlib.suppress(OSError), open("/proc/net/ipv6_route", encoding="ascii") as file:
+        return any(words[:2] == ["0" * 32, "00"] and words[-1] != "lo" for words in map(str.split, file))
     return False
 
 
@@ -332,4 +386,4 @@ def _is_status(code: object) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(run(fetch, sys.argv[1:]))
+    sys.exit(run(fetch, sys.argv[1:], doubt.REFUSED))

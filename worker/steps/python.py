@@ -1,11 +1,13 @@
 """A `python:` step's process: calls one function of the user's and prints what it returns as JSON.
 
-SPEC: {call: "module:function", args: {...}, cwd: FOLDER}.  `cwd`, by default where the process was started,
-comes first on sys.path; then the packages of the worker's own interpreter.  A project with an environment of
-its own is better run as `run: [venv/bin/python, -m, ...]`.
+SPEC: {call: "module:function", args: {...}, cwd: FOLDER, unsure: [CODE, ...]}.  `cwd`, by default where the process
+was started, comes first on sys.path; then the packages of the worker's own interpreter.  A project with an
+environment of its own is better run as `run: [venv/bin/python, -m, ...]`.
 
 Standard output is the result and nothing else: what the function or its children print goes to standard
-error.  None prints nothing.  An async function is awaited.  SystemExit keeps its code; step.again() works.
+error.  None prints nothing.  An async function is awaited.  SystemExit keeps its code; step.again() works.  A
+time-out or a broken connection that is raised leaves a doubt (worker/doubt.py), also with one of the statuses
+`unsure` in it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import os
 import sys
 
-from worker import plural
+from worker import doubt, plural
 from worker.steps import StepError, fill, lookup, run
 
 TYPE_CHECKING = False  # see worker/step.py
@@ -59,7 +61,7 @@ def call(spec: dict[str, Any]) -> None:
     except StepError:
         raise
     except Exception as exc:
-        raise StepError(_short_traceback(exc)) from None
+        raise StepError(_short_traceback(exc), doubt.of_error(exc, spec.get("unsure", ()))) from None
     if result is not None:
         _print(result, target, results)
 
@@ -109,9 +111,12 @@ def _print(result: Any, target: str, results: int) -> None:
     try:
         data = json.dumps(result, ensure_ascii=False, allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as exc:
-        raise StepError(f"{target} returned what JSON cannot hold: {exc}") from None
-    with open(results, "wb") as file:
-        file.write(data)
+        raise StepError(f"{target} returned what JSON cannot hold: {exc}", unsure=True) from None
+    try:
+        with open(results, "wb") as file:
+            file.write(data)
+    except OSError as exc:
+        raise StepError(f"what {target} returned cannot be written: {exc.strerror}", unsure=True) from None
 
 
 def _short_traceback(exc: Exception) -> str:
