@@ -229,6 +229,7 @@ def _row(entry: dict[str, object]) -> tuple[Row, bytes | None]:
             raise ValueError(f"'{name}' is {value!r}")
         if isinstance(value, float) and not math.isfinite(value):  # JSON as Python reads it has such numbers
             raise ValueError(f"'{name}' is {value!r}")
+    _entry(entry, "step")
     return Row(**values), _output(entry)  # type: ignore[arg-type]
 
 
@@ -237,6 +238,7 @@ def _effect(entry: dict[str, object]) -> Effect:
     for name, value in values.items():
         if not isinstance(value, {"at": (int, float), "size": int}.get(name, str)):  # type: ignore[arg-type]
             raise ValueError(f"an effect's '{name}' is {value!r}")
+    _entry(entry, "step")
     return Effect(token=0, worker="", result=_output(entry), **values)  # type: ignore[arg-type]
 
 
@@ -244,13 +246,21 @@ def _saved(entry: dict[str, object]) -> Saved:
     size, at = entry["size"], entry["at"]
     if not isinstance(size, int) or not 0 <= size < 2**53 or not isinstance(at, int | float) or not math.isfinite(at):
         raise ValueError(f"a saved file's 'size' and 'at' are {size!r} and {at!r}")
-    return Saved(_text(entry, "step"), _text(entry, "name"), _output(entry), size, at)
+    return Saved(_entry(entry, "step"), _entry(entry, "name"), _output(entry), size, at)
 
 
 def _text(entry: dict[str, object], name: str) -> str:
     value = entry[name]
     if not isinstance(value, str):
         raise ValueError(f"'{name}' is {value!r}")
+    return value
+
+
+def _entry(entry: dict[str, object], name: str) -> str:
+    """Return what becomes the name of a file; raises ValueError for what would be a path."""
+    value = _text(entry, name)
+    if not files.is_plain_name(value):
+        raise ValueError(f"'{name}' is {value!r}, which is no name of a file")
     return value
 
 

@@ -159,6 +159,18 @@ def sync_folder(folder: str) -> None:
         os.close(fd)
 
 
+_NAME_MAX = 255  # bytes; of a file in a folder, as most file systems have it
+
+
+def is_plain_name(text: str) -> bool:
+    """Return whether `text`, which may come from anywhere, names a file in a folder: no path, and no hidden file."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        return False
+    return 0 < size <= _NAME_MAX and not text.startswith(".") and "/" not in text and "\0" not in text
+
+
 def read(path: str) -> bytes:
     """Return the bytes of the file at `path`, or raise OSError."""
     with open(open_plain(path), "rb") as file:

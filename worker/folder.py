@@ -65,14 +65,18 @@ class Places(NamedTuple):
         return f"{self.runtime}/control"
 
     def output(self, step: str) -> str:
-        return f"{self.root}/out/{step}"
+        return f"{self.root}/out/{_entry(step)}"
 
     def part(self, slot: int) -> str:
         """Where the output of the step in a slot grows until it is whole."""
         return f"{self.root}/out/.part-{slot}"
 
     def state(self, step: str) -> str:
-        return f"{self.states}/{step}"
+        return f"{self.states}/{_entry(step)}"
+
+    def spare(self, slot: int) -> str:
+        """An empty folder for the next step of a slot."""
+        return f"{self.states}/.spare-{slot}"
 
     @property
     def states(self) -> str:
@@ -80,7 +84,7 @@ class Places(NamedTuple):
         return f"{self.root}/steps"
 
     def log(self, step: str, number: int) -> str:
-        return f"{self.root}/log/{step}.{number}"
+        return f"{self.root}/log/{_entry(step)}.{number}"
 
     def log_part(self, slot: int) -> str:
         """Where the log of the step in a slot grows."""
@@ -145,6 +149,17 @@ def make(root: str) -> None:
     os.makedirs(root, mode=0o750, exist_ok=True)
     for name in ("out", "steps", "log", "work"):
         os.makedirs(f"{root}/{name}", mode=0o750, exist_ok=True)
+
+
+def _entry(step: str) -> str:
+    """Return the step's id, which may be another machine's word, if it names a file in a folder and no path.
+
+    Raises StateError.
+    """
+    if not files.is_plain_name(step):
+        what = f"a step has the id {step!a}, which the agent gives to none"
+        raise StateError(what, "nothing was written; take a copy of the run that the agent has made")
+    return step
 
 
 class Lock(NamedTuple):

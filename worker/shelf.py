@@ -11,8 +11,10 @@ by the next start.
 import os
 
 from worker import files
+from worker.errors import StateError
 from worker.folder import Places
 
+_FOREIGN = "it is not the agent's; move it away, or use another state folder"
 _LEDGER = tuple(f"ledger.db{ending}" for ending in ("-wal", "-journal", "-shm", ""))
 _PARTS = ("ended", "out", "steps", "log", "checkpoint.json", *_LEDGER)
 
@@ -35,6 +37,8 @@ def take_out(places: Places) -> bool:
 
 
 def _folder(places: Places, run: str) -> str:
+    if not files.is_plain_name(run):
+        raise StateError(f"{places.root}: holds a run named {run!a}, which is no name of a run", _FOREIGN)
     return f"{places.root}/runs/{run}"
 
 

@@ -37,7 +37,7 @@ class Slot:
         self.shelter = shelter
         self.output = Spool(places.part(number))
         self.log = Spool(places.log_part(number))
-        self._spare = places.state(f".spare-{number}")
+        self._spare = places.spare(number)
         self._credentials = places.credentials(number)
         self._source = places.secrets
 

@@ -14,6 +14,7 @@ import shutil
 import time
 
 from worker import files, points
+from worker.errors import StateError
 from worker.folder import Places
 
 _PREPARED, _DECIDED, _BEFORE = ".restore", "restoring-", "before-restore-"
@@ -65,6 +66,8 @@ def finish(root: str) -> str | None:
     before = None
     for name in pending(root):
         stamp, _, run = name.removeprefix(_DECIDED).partition(".")
+        if not files.is_plain_name(run):
+            raise StateError(f"{root}/{name}: is no restore that the agent has made", "move it away")
         before = _swap(root, f"{root}/{name}", f"{root}/{_BEFORE}{stamp}", run)
     return before
 

@@ -17,6 +17,7 @@ from tests.postgres import Server
 from tests.unit.test_ledger import claim, closed, ending
 from worker import clock
 from worker.budget import Budget
+from worker.errors import StateError
 from worker.ledger import Claim, Heard, Recorded, Row
 from worker.ledger.effects import HELD, TAKEN_OVER, UNKNOWN
 from worker.meter import Meter
@@ -544,3 +545,17 @@ def test_hearing_what_others_have_used_is_one_question(join: Join, monkeypatch: 
     free.hear()
     assert len(asked) == 2
     assert (free.state().used.hours or 0) >= 2.0
+
+
+def test_s4_a_row_of_the_servers_that_is_called_by_a_path_stops_the_worker(
+    join: Join, server: Server, run: str
+) -> None:
+    """
+    Any worker of the run may write rows; no other machine makes a file of such a name.
+    """
+    one = join("one")
+    one.record([], [claim("a")], 1)
+    one.record([ending("a")], [], 0)
+    server.execute("UPDATE agent.attempts SET step = '../../../evil.sh' WHERE run = %s", (run,))
+    with pytest.raises(StateError, match="which the agent gives to none"):
+        list(one.rows())

@@ -338,7 +338,17 @@ class SqliteLedger:
             verdict = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if verdict != "ok":
                 raise LedgerCorrupt(str(verdict))
+            self._check_names(version)
         return version
+
+    def _check_names(self, version: int) -> None:
+        """Raise LedgerCorrupt for a step or saved file that is called by a path: names become files of ours."""
+        names = [("attempts", "step"), *([("saved", "step"), ("saved", "name")] if version >= VERSION else [])]
+        for table, column in names:
+            foreign = f"{column} = '' OR {column} GLOB '*/*' OR {column} GLOB '.*' OR length({column}) > 255"
+            found = self._db.execute(f"SELECT {column} FROM {table} WHERE {foreign} LIMIT 1").fetchone()
+            if found is not None:
+                raise LedgerCorrupt(f"not a ledger of the agent's: {column} {found[0]!a} is no name of a file")
 
     def _load(self) -> None:
         self._seq, self._ended = self._db.execute(
