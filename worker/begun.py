@@ -77,7 +77,7 @@ def unlisted_lines(found: Iterable[Unlisted]) -> Iterator[str]:
     for entry in found:
         if entry.doubt:
             yield (
-                f"{entry.step}: its task is no longer in the list, and nobody knows whether it has happened (attempt "
+                f"{entry.step}: no longer in the list, and nobody knows whether it has happened (attempt "
                 f"{entry.attempt} {entry.outcome}: {entry.cause}); look, and say so: agentctl settle '{entry.step}' "
                 "--done, or --redo"
             )
@@ -85,7 +85,7 @@ def unlisted_lines(found: Iterable[Unlisted]) -> Iterator[str]:
             failed.setdefault(entry.step.partition("@")[0], []).append(entry.step)
     for task, steps in failed.items():
         what = plural.of(len(steps), "step was", "steps were")
-        yield f"{task}: its task is no longer in the list; {what} begun and not done: {_names(steps)}"
+        yield f"{task}: no longer in the list; {what} begun and not done: {_names(steps)}"
 
 
 def doubts(found: Iterable[Unlisted]) -> str:
@@ -105,7 +105,7 @@ def _rebuilt(listed: Plan, row: Row) -> Step | None:
     task = listed.tasks.get(row.step.partition("@")[0])
     if task is None or task.foreach is None:
         return None
-    item = plan.item_of(row.step)
+    item = plan.item_of(row.step) if row.item is None else row.item  # an older version has not kept it
     if item is None or plan.step_id(task.id, item) != row.step:
         return None
     return Step(row.step, task, item)

@@ -42,7 +42,7 @@ def join(settings: Config, steps: Plan, places: Places, notices: list[str]) -> S
     """
     store = connect(settings, places)
     try:
-        store.enlist(steps.listing())
+        store.enlist(steps.listing(), steps.identity())
         _bring_along(store, places, notices)
         store.note({"run": places.run})
     except BaseException:

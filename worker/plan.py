@@ -97,6 +97,15 @@ class Plan:
         """Return the id and the definition of every step that the list has, in order."""
         return [(step.id, self.digest(step)) for step in self.steps if step.id not in self.kept]
 
+    def identity(self) -> list[tuple[str, str]]:
+        """Return what machines that share the run must have in common: all of the list but what it finds in the world.
+
+        Each has its own world at its own time; a task with a pattern or a file of lines stands for all its steps.
+        """
+        whole = {name for name, entry in self.tasks.items() if isinstance(entry.foreach, task.Glob | task.Lines)}
+        fixed = [(step.id, self.digest(step)) for step in self.steps if step.task.id not in whole | self.kept]
+        return fixed + [(f"{name}@*", _task_hash(self.tasks[name]).hexdigest()) for name in self.tasks if name in whole]
+
     def keeping(self, steps: Iterable[Step]) -> "Plan":
         """Return a plan that has these steps besides, each after the others of its task."""
         more: dict[str, list[Step]] = {}

@@ -290,7 +290,8 @@ class Run:
         """Read the configuration again; one that is wrong changes nothing."""
         self._orders.reload = False
         self._notifier.reloading()
-        steps = self._list.read_again(lambda plan: self._persist(lambda: self._ledger.enlist(plan.listing())))
+        enlist = self._ledger.enlist
+        steps = self._list.read_again(lambda plan: self._persist(lambda: enlist(plan.listing(), plan.identity())))
         if steps is not None:
             self._shop.allow_descriptors()
             self._standing.plan = steps

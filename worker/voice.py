@@ -66,7 +66,7 @@ class Voice:
         for line in begun.kept_lines(self._standing.plan):
             self._journal.event("plan-changed", line, priority=NOTICE)
         for step in self._running.keys() - self._standing.plan.by_id.keys():
-            line = f"{step}: its task is no longer in the list; it runs to its end"
+            line = f"{step}: no longer in the list; it runs to its end"
             self._journal.event("plan-changed", line, step=step, priority=NOTICE)
         for line in begun.unlisted_lines(self._standing.unlisted.values()):
             self._journal.event("plan-changed", line, priority=WARNING)

@@ -232,3 +232,34 @@ def test_a_worker_that_stood_still_between_claim_and_start_begins_nothing_that_i
     assert sorted((tmp_path / "ran").read_text().split()) == ["1", "2"]
     assert len(still.matching("had run out before it could begin")) == 2
     assert not still.matching(": started")
+
+
+def test_a_begun_step_whose_item_has_left_stays_with_every_machine(
+    address: str, worker: MakeWorker, tmp_path: Path
+) -> None:
+    """
+    N6: with the ledger on a server. The machine that had it is gone, the one that comes never saw the item.
+    """
+    inputs = tmp_path / "in"
+    inputs.mkdir()
+    for name in "ab":
+        (inputs / name).touch()
+    tasks = f"""defaults: {{retry: {{delay: 0s}}}}
+tasks:
+  - id: load
+    foreach: {{glob: "{inputs}/*"}}
+    run: |
+      test -e "$AGENT_ITEM" || exit 0
+      rm "$AGENT_ITEM"
+      case $AGENT_ITEM in */b) echo taken >&2; sleep 300;; esac
+  - {{id: report, needs: [load], run: 'true'}}
+"""
+    (one, two) = (worker(RUN.format(address=address) + tasks, folder=name) for name in ("one", "two"))
+    one.start().until("b: taken")
+    one.kill()
+    (inputs / "c").touch()
+    assert two.run() == 0
+    assert two.matching("load: 1 begun step stays in the plan")
+    order = [line.split(":")[0].rpartition("-")[2] for line in two.matching(": done in")]
+    assert sorted(order[:2]) == ["b", "c"]
+    assert order[2:] == ["report"]

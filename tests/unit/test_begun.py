@@ -144,7 +144,7 @@ def test_a_begun_task_that_was_taken_out_is_named_until_it_is_settled(
     w.kill()
     w.config.write_text(TWO)
     assert w.run() == 0
-    assert w.matching("old: its task is no longer in the list, and nobody knows whether it has happened .attempt 1")
+    assert w.matching("old: no longer in the list, and nobody knows whether it has happened .attempt 1")
     assert w.matching("run two: .* done.*; no longer in the list, and not settled: old")
     found = report.look(str(w.state), None)
     assert found["steps"]["total"] == found["steps"]["done"] == 1
@@ -172,7 +172,7 @@ def test_a_task_that_was_taken_out_while_it_ran_is_named_at_the_end(worker: Make
     w.start().until("old: begun")
     w.config.write_text(TWO)
     w.process.send_signal(signal.SIGHUP)
-    w.until("old: its task is no longer in the list; it runs to its end")
+    w.until("old: no longer in the list; it runs to its end")
     (w.state / "go").touch()
     assert w.wait() == 0
     assert w.matching("run two: done, 1 of 1 step done;")
@@ -226,6 +226,15 @@ def test_what_is_done_leaves_with_its_item(tmp_path: Path) -> None:
     before = listed(tmp_path, "- {id: a, foreach: [x, y], run: 'true'}")
     after = listed(tmp_path, "- {id: a, foreach: [x], run: 'true'}")
     assert keep(after, row(1, "a@y", "done", before)) is after
+
+
+def test_an_item_whose_step_has_a_cut_id_is_known_from_the_ledger(tmp_path: Path) -> None:
+    """
+    N6: a path as item is soon too long for a file's name.
+    """
+    after = listed(tmp_path, "- {id: a, foreach: [x], run: 'true'}")
+    name = plan.step_id("a", "y" * 300)
+    assert keep(after, row(1, name, "failed", after, item="y" * 300)).by_id[name].item == "y" * 300
 
 
 @pytest.mark.parametrize(

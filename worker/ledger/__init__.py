@@ -156,9 +156,10 @@ class Ledger(Protocol):
     @property
     def effects(self) -> Effects: ...
 
-    def enlist(self, steps: Sequence[tuple[str, str]]) -> None:
+    def enlist(self, steps: Sequence[tuple[str, str]], identity: Sequence[tuple[str, str]] | None = None) -> None:
         """Let the ledger know the plan: ids and definitions in order.  Where it is shared, one plan for all.
 
+        `identity`: as much of it as has to be the same for all, by default all of it.
         Raises StateError if others are at work on another plan under this run's name.
         """
 

@@ -167,8 +167,8 @@ class RemoteLedger:
         woken, self._caller.woken = self._caller.woken, False
         return woken
 
-    def enlist(self, steps: Sequence[tuple[str, str]]) -> None:
-        self._caller.call(lambda: self._store.enlist(steps), _LONG)
+    def enlist(self, steps: Sequence[tuple[str, str]], identity: Sequence[tuple[str, str]] | None = None) -> None:
+        self._caller.call(lambda: self._store.enlist(steps, identity), _LONG)
 
     def record(self, endings: Sequence[Ending], claims: Sequence[Claim], most: int | None = None) -> Recorded:
         return self._call(lambda: self._store.record(endings, claims, most))

@@ -123,9 +123,9 @@ class PostgresLedger:
             raise
         return cls(link, 0.0)
 
-    def enlist(self, steps: Sequence[tuple[str, str]]) -> None:
+    def enlist(self, steps: Sequence[tuple[str, str]], identity: Sequence[tuple[str, str]] | None = None) -> None:
         with self._link.call(LONG) as connection:
-            plan.enlist(connection, self._link, steps)
+            plan.enlist(connection, self._link, steps, steps if identity is None else identity)
 
     def record(self, endings: Sequence[Ending], claims: Sequence[Claim], most: int | None = None) -> Recorded:
         most = len(claims) if most is None else most

@@ -16,27 +16,31 @@ from worker.ledger.postgres.usage import RESTORED
 _NAMED = 3
 
 
-def enlist(connection: Connection, link: Link, steps: Sequence[tuple[str, str]]) -> None:
-    """Let `steps` be the plan of the run, unless others are at work on another one; see Ledger.enlist.
+def enlist(
+    connection: Connection, link: Link, steps: Sequence[tuple[str, str]], identity: Sequence[tuple[str, str]]
+) -> None:
+    """Let `steps` be the plan of the run, unless others are at work on one of another identity; see Ledger.enlist.
 
     What has been tried stays as it is, whether it is in the list or not; what has not and is no longer in the
-    list is gone.
+    list is gone, unless others are at work, who may have found it in their world.
     """
-    plan = _digest(steps)
+    plan = _digest(identity)
+    whole = list(identity) == list(steps)
     values = link.me | {"plan": plan}
     with connection.transaction():
         found = connection.execute("SELECT plan FROM agent.runs WHERE run = %(run)s FOR UPDATE", values).fetchone()
         if found is None:
             raise StateError(f"{link.place}: the run '{link.run}' is gone", "start again to make it anew")
-        if found[0] != plan:
+        if found[0] != plan or not whole:
             others = connection.execute(_OTHERS, values).fetchall()
-            if others:
+            if others and found[0] != plan:
                 raise _taken(link.run, [worker for (worker,) in others])
             # Compared here: how a server would go about it depends on what it takes the sizes for.
             known = dict(connection.execute(_UNTRIED, values).fetchall())
             listed = dict(steps)
             gone = [step for step, untried in known.items() if untried and step not in listed]
-            connection.execute(_DROP, values | {"steps": gone})
+            if not connection.execute(_AT_WORK, values).fetchone():
+                connection.execute(_DROP, values | {"steps": gone})
             connection.execute(_ADD, values | {"steps": [step for step in listed if step not in known]})
             connection.execute("UPDATE agent.runs SET plan = %(plan)s WHERE run = %(run)s", values)
         connection.execute(_WORK_ON, values)
@@ -127,6 +131,10 @@ SELECT worker FROM agent.workers
 WHERE run = %(run)s AND worker <> %(worker)s AND plan <> '' AND plan <> %(plan)s
     AND seen + lease * interval '1 second' > now()
 ORDER BY worker
+"""
+_AT_WORK = """
+SELECT FROM agent.workers
+WHERE run = %(run)s AND worker <> %(worker)s AND plan <> '' AND seen + lease * interval '1 second' > now() LIMIT 1
 """
 _UNTRIED = "SELECT step, state = 'open' AND number = 0 FROM agent.steps WHERE run = %(run)s"
 _DROP = """

@@ -144,7 +144,7 @@ class SqliteLedger:
     def news(self, idle: bool) -> list[Row]:
         return []
 
-    def enlist(self, steps: Sequence[tuple[str, str]]) -> None:
+    def enlist(self, steps: Sequence[tuple[str, str]], identity: Sequence[tuple[str, str]] | None = None) -> None:
         pass  # the list of the one worker is the plan
 
     def rows(self) -> Iterator[Row]:
