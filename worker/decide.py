@@ -33,20 +33,22 @@ class Next(NamedTuple):
     finished: str | None = None  # "done" or "failed": nothing is running and nothing is left to start
 
 
-def next_steps(board: Board, slots: int, now: float, stop_for: Collection[int], spare: int = 0) -> Next:
+def next_steps(
+    board: Board, slots: int, now: float, stop_for: Collection[int], spare: int = 0, in_turn: bool = True
+) -> Next:
     """Return what to do at the time `now` (monotonic clock) with `slots` places for steps.
 
     A step in one of the states `stop_for` lets no other one start.  `spare`: how many more steps to name.
 
-    The order of the list decides who starts first, `needs` who must wait.  A step that waits for its
-    next attempt keeps its place: with one slot the list is a strict sequence, and a later step never
-    overtakes one that has failed once.
+    The order of the list decides who starts first, `needs` who must wait.  With `in_turn`, for lists of one step at a
+    time, the list is a strict sequence: a step that waits for its next attempt keeps its place, and a later step never
+    overtakes one that has failed once.  Without, a step that waits is in nobody's way.
     """
     running = board.count(states.RUNNING)
     if any(board.count(state) for state in stop_for):
         return Next([], finished=None if running else FAILED)
     waits = board.waits(now)
-    free = max(0, slots - running - len(waits))
+    free = max(0, slots - running - (len(waits) if in_turn else 0))
     start: list[Step] = []
     for step in board.ready() if free else ():
         if len(start) >= free + spare:

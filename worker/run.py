@@ -189,7 +189,8 @@ class Run:
         # Taken off the list meanwhile.
         strangers = sum(step not in self._plan.by_id and not a.over for step, a in self._running.items())
         slots = settings.concurrency - strangers
-        return decide.next_steps(self._board, slots, clock.monotonic(), stop_for, self._peers.spare)
+        in_turn = settings.concurrency == 1
+        return decide.next_steps(self._board, slots, clock.monotonic(), stop_for, self._peers.spare, in_turn)
 
     def _settle(self, attempt: Attempt) -> Ended:
         step = self._plan.by_id.get(attempt.step.id, attempt.step)

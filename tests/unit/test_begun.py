@@ -293,3 +293,17 @@ def test_settling_what_is_not_begun_or_done_is_refused(worker: MakeWorker) -> No
             settle.from_outside(str(w.state), None, name, b"", "priya")
     settle.from_outside(str(w.state), None, "b", None, "priya")
     assert json.dumps(report.look(str(w.state), None)["steps"]["waiting"]) == "1"
+
+
+@pytest.mark.parametrize("waits", ["exit 75", "exit 1"])
+def test_steps_that_wait_hold_no_place_when_there_are_several(worker: MakeWorker, waits: str) -> None:
+    """
+    N27: two that wait a minute for their next attempt do not hold up the third.
+    """
+    w = worker(
+        "run: n27\nconcurrency: 2\ndefaults: {retry: {delay: 60s, max_delay: 60s}}\ntasks:\n"
+        f"  - {{id: a, run: '{waits}'}}\n  - {{id: b, run: '{waits}'}}\n  - {{id: c, run: echo c}}\n"
+    )
+    w.start().until("c: done")
+    assert w.kill(15) == 75
+    assert w.done() == ["c"]

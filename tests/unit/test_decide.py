@@ -13,7 +13,7 @@ RETRY = Retry(attempts=3, delay=10.0, never=(4,))
 
 
 def choose(board: Board, slots: int = 1, stop: bool = True, now: float = 100.0) -> decide.Next:
-    return decide.next_steps(board, slots, now, [boards.FAILED] if stop else [])
+    return decide.next_steps(board, slots, now, [boards.FAILED] if stop else [], in_turn=slots == 1)
 
 
 def started(chosen: decide.Next) -> list[str]:
@@ -60,11 +60,30 @@ def test_after_a_failure_nothing_new_starts_unless_told_to() -> None:
 
 def test_more_slots_start_more_steps() -> None:
     """
-    A step in back-off keeps its slot.
+    N27: steps in back-off keep none of them, however many they are, and come first when their time has come.
     """
-    board = Board(plan_of("a", "b", "c", "d"))
-    board.set_progress("b", Progress(1, 1, retry_at=500.0))
-    assert started(choose(board, slots=3)) == ["a", "c"]
+    board = Board(plan_of("a", "b", "c", "d", "e"))
+    for name in "ab":
+        board.set(name, boards.RUNNING)
+        board.set_progress(name, Progress(1, 1, retry_at=500.0))
+        board.set(name, boards.WAITING)
+    assert started(choose(board, slots=2)) == ["c", "d"]
+    board.set("c", boards.RUNNING)
+    board.set("d", boards.RUNNING)
+    assert (started(choose(board, slots=2)), choose(board, slots=2).wake_at) == ([], 500.0)
+    board.set("c", boards.DONE)
+    assert started(choose(board, slots=2, now=500.0)) == ["a"]
+    board.set("b", boards.FAILED)
+    assert started(choose(board, slots=2)) == [], "on_failure: stop counts steps that wait as little as before"
+
+
+def test_a_place_that_a_step_off_the_list_holds_makes_no_strict_sequence() -> None:
+    """
+    N27: what counts is how many steps at a time the list wants.
+    """
+    board = Board(plan_of("a", "b"))
+    board.set_progress("a", Progress(1, 1, retry_at=500.0))
+    assert started(decide.next_steps(board, 1, 100.0, [], in_turn=False)) == ["b"]
 
 
 def test_steps_that_became_ready_do_not_take_the_places_of_running_ones() -> None:
