@@ -297,10 +297,11 @@ class Run:
             self._shop.allow_descriptors()
             self._standing.plan = steps
             self._meter.limits = self._list.settings.budget
-            self._succession.know_again(self._shop.read_all().gone)
+            found = self._shop.read_all()
+            self._succession.know_again(found.gone)
             facts = {"state": "running", **self._standing.totals()}
             self._persist(lambda: self._ledger.note(facts))
-            self._voice.reloaded()
+            self._voice.reloaded(found)
         self._notifier.ready(self._voice.summary())
 
     # -- the end

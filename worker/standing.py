@@ -1,14 +1,19 @@
 """The standing of a run: its plan, the board, and how each claim, ending and reading of the ledger changes it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from worker import begun, clock, ledger
+from worker import begun, clock, ledger, status
 from worker import board as boards
 from worker.begun import Unlisted
 from worker.board import Board, Replay
 from worker.ledger import Claim, Ending, Ledger, Row
 from worker.plan import Plan, Step
+
+# So many tasks that are defined otherwise than when they were done are named one by one.
+_TASKS_NAMED = 20
 
 
 class Standing:
@@ -60,6 +65,35 @@ class Standing:
             if step in self.plan.by_id:
                 self.board.set(step, boards.RUNNING)
         return found
+
+    def changed(self, steps: Sequence[str]) -> Iterator[str]:
+        """Yield a line for each task some of whose done steps, `steps`, are defined otherwise now: each once.
+
+        When all have been taken, it is durable that they were.
+        """
+        found = {task: (count, digest) for task, count, digest in self._by_task(steps)}
+        told: dict[str, str] = json.loads(self._persist(lambda: self._ledger.fact("changed_told")) or "{}")
+        now = {task: digest for task, (_count, digest) in found.items()}
+        if len(now) > _TASKS_NAMED:
+            first, steps_of_all = next(iter(now)), len(steps)
+            now = {"*": hashlib.blake2b("".join(now.values()).encode(), digest_size=8).hexdigest()}
+            if told != now:
+                yield status.changed_line(first, steps_of_all, len(found))
+        else:
+            for task, digest in now.items():
+                if told.get(task) != digest:
+                    yield status.changed_line(task, found[task][0], 1)
+        if told != now:
+            self._persist(lambda: self._ledger.note({"changed_told": json.dumps(now)}))
+
+    def _by_task(self, steps: Sequence[str]) -> Iterator[tuple[str, int, str]]:
+        """Yield the tasks of these steps, with how many of them each has, and a digest of what those are now."""
+        known: dict[str, list[str]] = {}
+        for step in steps:
+            entry = self.plan.by_id[step]
+            known.setdefault(entry.task.id, []).append(f"{step} {self.plan.digest(entry)}")
+        for task, texts in known.items():
+            yield task, len(texts), hashlib.blake2b("\n".join(texts).encode(), digest_size=8).hexdigest()
 
     def claim(self, step: Step, run: str, boot: str) -> Claim:
         """Return the claim of the next attempt at `step`."""

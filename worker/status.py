@@ -51,8 +51,8 @@ class News(NamedTuple):
 def opening(run: str, board: Board, root: str, changed: Iterable[str], gone: Collection[Row]) -> Iterator[News]:
     """Yield the first lines of a worker's life: none if there is nothing to do but what the list says otherwise now.
 
-    `changed`: steps whose definition is another one than when they were done; `gone`: attempts at steps that are no
-    longer in the list.
+    `changed`: what is to be said of steps whose definition is another one than when they were done; `gone`: attempts
+    at steps that are no longer in the list.
     """
     done, total = board.count(boards.DONE), board.total
     if done < total:
@@ -60,9 +60,8 @@ def opening(run: str, board: Board, root: str, changed: Iterable[str], gone: Col
         how = "going on" if begun else "starting"
         text = f"run {run}: {plural.of(total, 'step')}, {done} done; {how} (state in {root})"
         yield News("run-started", text, INFO)
-    for step in changed:
-        text = f"{step}: defined otherwise than when it was done; not done again (another id would run it)"
-        yield News("plan-changed", text, NOTICE, step)
+    for text in changed:
+        yield News("plan-changed", text, NOTICE)
     finished = sum(row.outcome == ledger.DONE for row in gone)
     if finished:
         yield News(
@@ -70,6 +69,19 @@ def opening(run: str, board: Board, root: str, changed: Iterable[str], gone: Col
             f"{plural.of(finished, 'finished step is', 'finished steps are')} no longer in the list",
             INFO,
         )
+
+
+def changed_line(task: str, steps: int, tasks: int) -> str:
+    """Return what is said of a task that is defined otherwise than when `steps` of its steps were done.
+
+    `tasks`: it stands for so many that they are not named one by one.
+    """
+    if tasks > 1:
+        what = f"{task} and {plural.of(tasks - 1, 'more task')}: {plural.of(steps, 'step is', 'steps are')}"
+    else:
+        what = f"{task}: {plural.of(steps, 'step is', 'steps are')}"
+    when = "it was" if steps == 1 else "they were"
+    return f"{what} defined otherwise than when {when} done; not done again (another id would run that)"
 
 
 def news(step: str, number: int, verdict: Verdict, took: float, board: Board) -> News:

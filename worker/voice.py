@@ -57,8 +57,9 @@ class Voice:
             self._note("steps do not outlive this worker: the unit's cgroup is not its to divide (Delegate=, User=)")
         if faults:
             self._note(f"the last worker was not well: {faults[-1]}")
-        for news in status.opening(self._run, self._board, self._places.root, found.changed, found.gone):
-            self._say(news, step=news.step)
+        changed = self._standing.changed(found.changed)
+        for news in status.opening(self._run, self._board, self._places.root, changed, found.gone):
+            self._say(news)
         self._beside_the_list()
 
     def _beside_the_list(self) -> None:
@@ -102,8 +103,10 @@ class Voice:
         text = f"{self._disk.waiting_for}: not waited for any longer; how steps ended is not recorded"
         self._journal.event("waiting", text, priority=ERROR)
 
-    def reloaded(self) -> None:
+    def reloaded(self, found: Replay) -> None:
         self._journal.event("reloaded", f"the configuration was read again: {plural.of(self._board.total, 'step')}")
+        for line in self._standing.changed(found.changed):
+            self._journal.event("plan-changed", line, priority=NOTICE)
         self._beside_the_list()
 
     def closing(self, finished: str) -> None:

@@ -307,3 +307,41 @@ def test_steps_that_wait_hold_no_place_when_there_are_several(worker: MakeWorker
     w.start().until("c: done")
     assert w.kill(15) == 75
     assert w.done() == ["c"]
+
+
+def test_what_is_defined_otherwise_is_said_once_and_in_one_line_a_task(worker: MakeWorker) -> None:
+    """
+    F15: three thousand steps are no three thousand lines, and not again at each start.
+    """
+    before = "run: f15\ntasks:\n  - {id: w, foreach: {range: 1-30}, run: 'true'}\n  - {id: a, run: 'true'}\n"
+    w = worker(before)
+    assert w.run() == 0
+    w.config.write_text(before.replace("run: 'true'", "run: 'echo 2'"))
+    for _ in range(2):
+        assert w.run() == 0
+    assert [line.partition(" than")[0] for line in w.matching("defined otherwise")] == [
+        "w: 30 steps are defined otherwise",
+        "a: 1 step is defined otherwise",
+    ]
+    w.config.write_text(
+        before.replace("run: 'true'", "run: 'echo 3'", 1).replace("id: a, run: 'true'", "id: a, run: x")
+    )
+    assert w.run() == 0
+    assert len(w.matching("defined otherwise")) == 4, "another change is news"
+    w.config.write_text(before)
+    assert w.run() == 0
+    assert len(w.matching("defined otherwise")) == 4
+
+
+def test_many_tasks_that_are_defined_otherwise_are_one_line(worker: MakeWorker) -> None:
+    """
+    F15: a change in `defaults:` concerns every task.
+    """
+    tasks = "run: f15\ntasks:\n" + "".join(f"  - {{id: t{n}, run: 'true'}}\n" for n in range(40))
+    w = worker(tasks)
+    assert w.run() == 0
+    w.config.write_text(f"defaults: {{env: {{A: b}}}}\n{tasks}")
+    for _ in range(2):
+        assert w.run() == 0
+    (line,) = w.matching("defined otherwise")
+    assert line.startswith("t0 and 39 more tasks: 40 steps are defined otherwise")
