@@ -56,6 +56,7 @@ class Config(NamedTuple):
     copy: Copy | None
     tasks: tuple[Task, ...]
     files: tuple[str, ...]
+    named: bool  # the list names its run itself, and does not leave that to its file's name
 
 
 def load(path: str) -> Config:
@@ -97,6 +98,9 @@ def _load(path: str) -> Config:
     run = top.get("run") or os.path.splitext(os.path.basename(path))[0]
     if main is not None and not schema.is_name(run, LONGEST_RUN):
         problems.append(Problem(Mark(path, 1, 1), f"{quote(run)} cannot name the run", "add 'run:' and a name"))
+    if top.get("ledger") and "run" not in top and not problems:
+        what = "run: is wanted where the ledger is on a server, which knows the list by that name alone"
+        problems.append(Problem(Mark(path, 1, 1), what, f"add one that no other list has, such as 'run: {run}'"))
     ping, ping_mark = top.get("ping", (Ping(), None))
     copy, mark = top.get("copy", (None, None))
     if copy is not None and top.get("ledger") and _COPIED_LEDGER in copy.command:
@@ -119,6 +123,7 @@ def _load(path: str) -> Config:
         copy=copy,
         tasks=tasks,
         files=(path, *drop_ins),
+        named="run" in top,
     )
 
 

@@ -5,7 +5,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 
-from worker import alert, clock, config, environment, folder, journal, plan, resume, sandbox, systemd
+from worker import alert, clock, config, environment, folder, identity, journal, plan, resume, sandbox, systemd
 from worker.alert import Alert, Words
 from worker.awake import Awake
 from worker.contact import Contact
@@ -104,7 +104,8 @@ def _go_on(
     """Work on what an earlier worker has left; return the exit status."""
     resumed = _resume(settings, steps, places, held.in_order, log, notifier, awake)
     try:
-        for notice in resumed.notices:
+        moved = identity.check(settings, resumed.ledger, places.root)
+        for notice in [*resumed.notices, *([moved] if moved else [])]:
             log.event("state", notice, priority=WARNING)
         gc.freeze()  # the plan lives as long as the process: no collection need look at it again
         folder.begin(held, places.runtime)

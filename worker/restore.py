@@ -165,6 +165,7 @@ def _restore(
         if source.main is not None or not written:
             written = clock.stamp(max((row.ended or row.started for row in store.rows()), default=0.0))
         store.move()
+        store.note({"config": ""})  # of a list on the machine that it came from
         checkpoint.write(staged.checkpoint, found.run, store)
     swap.decide(root, found.run)
     before = swap.finish(root)

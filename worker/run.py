@@ -94,7 +94,13 @@ class Run:
         self._results.restore(thorough=not same_boot)
         self._meter.open(found.unclosed, self._before.ends, same_boot and not self._before.in_order)
         folder.forget_ended(self._places.root)
-        facts = {"state": "running", "boot": self._boot, "version": __version__, "config": self._list.path}
+        facts = {
+            "state": "running",
+            "boot": self._boot,
+            "version": __version__,
+            "config": self._list.path,
+            "home": self._places.root,
+        }
         found = self._standing.enter(facts) or found
         unbegun, closing = self._succession.enter(found.unclosed)
         if self._orders.ending:  # told to meanwhile

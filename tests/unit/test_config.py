@@ -82,6 +82,7 @@ tasks:
         None,
         (),
         (f"{tmp_path}/config.yaml",),
+        True,
     )
     (task,) = loaded.tasks
     assert task.run == ("./process", "--file={item}", "")
