@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import socket
+import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -25,7 +26,10 @@ _PATIENCE = 2.0
 _LONG_PATIENCE = 30.0
 _CONNECTIONS_MAX = 1024
 _UNANSWERED_MAX = 4  # a client waits for its answers
-_TO_BROKER = ("once", "settle", "grant")
+_ORDERS = ("settle", "grant")  # a person's word
+_TO_BROKER = ("once", *_ORDERS)
+_PEER = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
+_NO_ORDERS = "a step cannot say this: a budget is granted, and what is unknown is settled, by a person outside the run"
 _READ = 65536
 _ROOM = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # for a few descriptors; the kernel closes any others
 
@@ -33,7 +37,7 @@ _ROOM = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # for a few descriptor
 class Connection:
     """One client, and what it has sent so far."""
 
-    __slots__ = ("_drop", "_rest", "_result", "_socket", "closed", "unanswered")
+    __slots__ = ("_drop", "_rest", "_result", "_socket", "closed", "pid", "unanswered")
 
     def __init__(self, connected: socket.socket, drop: Callable[["Connection"], None]) -> None:
         connected.setblocking(False)
@@ -42,6 +46,8 @@ class Connection:
         self._rest = b""
         self._result: bytes | None = None
         self.closed = False
+        # Of the process that connected; 0 if it cannot be seen from here.
+        self.pid = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0]
         self.unanswered = 0  # requests that the broker has not looked at yet
 
     def fileno(self) -> int:
@@ -115,15 +121,25 @@ class Server:
     """The worker's end."""
 
     def __init__(
-        self, path: str, events: Events, snapshot: Callable[[], dict[str, Any]], broker: Requests | None = None
+        self,
+        path: str,
+        events: Events,
+        snapshot: Callable[[], dict[str, Any]],
+        broker: Requests | None = None,
+        is_ours: Callable[[int], bool] = lambda _pid: False,
     ) -> None:
-        """Listen at `path`, replacing what a dead worker left there.  Raises OSError."""
+        """Listen at `path`, replacing what a dead worker left there.
+
+        `is_ours`: whether a process is a step's or another program of the worker, which may give no orders.  Raises
+        OSError.
+        """
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._path = path
         self._events = events
         self._snapshot = snapshot
         self._broker = broker
+        self._is_ours = is_ours
         self._clients: dict[Connection, None] = {}  # the oldest first
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._socket.bind(path)
@@ -180,11 +196,14 @@ class Server:
             with contextlib.suppress(OSError):  # the asker may have gone
                 client.send(json.dumps(self._snapshot()).encode(), [])
         elif any(word in request for word in _TO_BROKER) and client.unanswered < _UNANSWERED_MAX:
-            if self._broker is not None:
+            if any(word in request for word in _ORDERS) and self._is_ours(client.pid):
+                client.answer({"error": _NO_ORDERS})
+            elif self._broker is None:
+                client.answer({"error": "this worker keeps no effects"})
+            else:
                 client.unanswered += 1
                 self._broker.take(client, request, result)
                 return
-            client.answer({"error": "this worker keeps no effects"})
         self._drop(client)
 
     def _drop(self, client: Connection) -> None:

@@ -384,6 +384,12 @@ def _look(pid: int) -> Found | None:
     return Found(pid, int(fields[1]), int(fields[3]), text[start + 1 : end], ticks, int(fields[19]))
 
 
+def parent_of(pid: int) -> int:
+    """Return the pid of a process's parent; 0 if the process has ended, or cannot be looked at."""
+    found = _look(pid)
+    return 0 if found is None else found.parent
+
+
 def send(processes: Iterable[Found], number: int) -> None:
     """Send a signal to each of `processes`; one that is gone, or not ours to signal, is passed over."""
     for process in processes:

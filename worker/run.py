@@ -56,7 +56,9 @@ class Run:
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
         signals = Signals(self._shop.events, Orders.SIGNALS, self._orders.hear)
-        server = control.Server(self._places.control, self._shop.events, self._voice.snapshot, self._broker)
+        server = control.Server(
+            self._places.control, self._shop.events, self._voice.snapshot, self._broker, self._shop.slots.is_ours
+        )
         try:
             self._notifier.ready("reading what was done before")
             self._begin()

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from worker import clock, errands, process, sentinel, shelter
+from worker import clock, errands, process, requester, sentinel, shelter
 from worker.cgroup import Tree
 from worker.folder import Places
 from worker.shelter import Shelter
@@ -51,6 +51,10 @@ class Slots:
         else:
             with contextlib.suppress(OSError):
                 os.unlink(places.seen)  # we keep no memos
+
+    def is_ours(self, pid: int) -> bool:
+        """Return whether the process that asks for something is a step's, or another program of ours."""
+        return requester.is_ours(pid, self._tree)
 
     def _look_back(self, same_place: bool, tree: Tree) -> None:
         with contextlib.suppress(OSError, ValueError), open(self._places.seen, encoding="utf-8") as file:

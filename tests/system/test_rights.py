@@ -175,3 +175,21 @@ def test_a_person_in_her_own_right_stays_who_she_is(agent: Machine) -> None:
     assert "as carol says" in agent.run("SUDO_USER=carol agentctl budget --add spend=1").out
     owners = agent.run("find /var/lib/agent -printf '%u\\n' | sort -u").out.split()
     assert owners == ["agent"]
+
+
+def test_s8_a_step_of_the_unit_gives_no_orders(agent: Machine) -> None:
+    """
+    S8: the documented command in the step's own PATH is refused; the same from outside is done.
+    """
+    step = (
+        "agentctl budget --add spend=1000000 2>&1; agentctl settle x --done 2>&1; touch asked; "
+        "until test -e /var/lib/agent/go; do sleep 0.02; done"
+    )
+    service = Service(agent, f"run: r1\nbudget: {{spend: 20}}\ntasks: [{{id: a, run: '{step}'}}]\n")
+    service.start()
+    agent.run("until test -e /var/lib/agent/work/asked; do sleep 0.02; done")
+    assert "3 more spend" in agent.run("agentctl budget --add spend=3").out
+    assert "0 of 23" in agent.run("agentctl budget").out
+    agent.run("touch /var/lib/agent/go")
+    service.wait("run-done")
+    assert agent.read("/var/lib/agent/out/a").count("a step cannot say this") == 2
