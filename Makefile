@@ -4,17 +4,20 @@ PY := .venv/bin/python
 # environment has a USER.  $(value …): a path may hold a dollar sign.
 quote = '$(subst ','\'',$(value $1))'
 given = $(if $(filter command,$(firstword $(origin $1))),$2 $(call quote,$1))
+# As root in a folder of somebody else's (sudo): what is made here is his.
+owner = $(filter-out root UNKNOWN,$(shell stat -c %U .))
+as_owner = $(if $(filter 0,$(shell id -u)),$(if $(owner),runuser -u $(owner) -- env -u TMPDIR HOME="$$(getent passwd $(owner) | cut -d: -f6)"))
 
 help: ## this list
-	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 34
 
 run: .venv/.runtime ## work through the example in the foreground (state in .agent)
 	@$(PY) -m worker run config.example.yaml --state .agent
 
 check: .venv/.dev check-units ## style, types, shell, units
-	$(PY) -m ruff check .
-	$(PY) -m ruff format --check .
-	$(PY) -m mypy --strict worker tests
+	$(as_owner) $(PY) -m ruff check .
+	$(as_owner) $(PY) -m ruff format --check .
+	$(as_owner) $(PY) -m mypy --strict worker tests
 	@if command -v shellcheck >/dev/null; then shellcheck -x install.sh ownership.sh units/hooks.sh worker/*.sh .ci/run; else echo "skipped: no shellcheck here"; fi
 
 # A copy, because the units name a program that need not be installed here.
@@ -31,16 +34,14 @@ check-units: ## units: unknown keys, and more exposure than they are meant to ha
 	systemd-analyze security --offline=yes --threshold=65 --no-pager $$tmp/agent-supervisor@.service >$$tmp/table || { cat $$tmp/table; exit 1; }; \
 	tail -n 1 $$tmp/table
 
-# Machines and workers that are killed wait most of the time: three processes at once take a third as long, if each has
-# as much to do.
-SHARED := $(wildcard tests/system/test_shared*.py)
-test: .venv/.dev ## every test; those that need root and a throw-away machine skip where they cannot
-	@$(PY) -m pytest tests/system $(addprefix --ignore=,$(SHARED)) & machines=$$!; \
-	$(PY) -m pytest tests/crash & workers=$$!; \
-	$(PY) -m pytest tests/unit $(SHARED); failed=$$?; \
-	wait $$workers || failed=$$?; \
-	wait $$machines || failed=$$?; \
-	exit $$failed
+test: .venv/.dev ## every test, about a quarter of an hour; tests/README.md says what needs root
+	@$(PY) -m tests all
+
+test-quick: .venv/.dev ## the tests that start no program of ours, in under a minute
+	@$(PY) -m tests quick
+
+test-unit test-crash test-system: .venv/.dev ## one tier of them
+	@$(PY) -m tests $(@:test-%=%)
 
 bench: .venv/.dev ## time per step, beside what it is made of
 	$(PY) -m tests.bench
@@ -59,12 +60,12 @@ clean: ## remove what the other targets made
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/.runtime: requirements.lock
-	@./install.sh venv .venv
-	@touch $@
+	@$(as_owner) ./install.sh venv .venv
+	@$(as_owner) touch $@
 
 .venv/.dev: requirements.lock
-	@./install.sh venv .venv --dev
-	@touch $@ .venv/.runtime
+	@$(as_owner) ./install.sh venv .venv --dev
+	@$(as_owner) touch $@ .venv/.runtime
 
 # The service needs the first section; the second builds what has no wheel, the third is for `http:` steps, the
 # fourth for a ledger on a server.
@@ -85,4 +86,4 @@ lock: ## write requirements.lock anew (needs uv)
 	echo '# == development =='; without extras dev; } >$$tmp/lock; \
 	cp $$tmp/lock requirements.lock
 
-.PHONY: help run check check-units test bench bench-postgres install uninstall purge clean lock
+.PHONY: help run check check-units test test-quick test-unit test-crash test-system bench bench-postgres install uninstall purge clean lock

@@ -9,7 +9,7 @@ import pytest
 
 from tests import postgres
 from tests.loop import Loop
-from tests.support import Worker
+from tests.support import Worker, end_all
 from tests.surroundings import Surroundings
 
 MakeWorker = Callable[..., Worker]
@@ -29,6 +29,8 @@ def worker(tmp_path: Path) -> Iterator[MakeWorker]:
     yield make
     for one in made:
         one.close()
+    if made:
+        end_all(tmp_path)
 
 
 @pytest.fixture
@@ -60,6 +62,14 @@ def server() -> Iterator[postgres.Server]:
         yield made.start()
     finally:
         made.remove()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that have a worker or a server; `make test-quick` leaves them out."""
+    for item in items:
+        if {"worker", "server"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("programs")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,5 +1,6 @@
 """A real worker in the foreground, as a child process of the test."""
 
+import contextlib
 import os
 import re
 import select
@@ -24,6 +25,27 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+def ends(pid: int) -> bool:
+    """Return whether the process ends, or has: one that was sent SIGKILL is still there for a moment."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], PATIENCE)[0])
+    finally:
+        os.close(fd)
+
+
+def end_all(folder: Path) -> None:
+    """Kill the processes whose environment names the folder: steps outlive a worker that was killed."""
+    name = os.fsencode(f"={folder}/")
+    for found in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(found.name) != os.getpid() and name in (found / "environ").read_bytes():
+                os.kill(int(found.name), signal.SIGKILL)
 
 
 def hear(fifo: Path, process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> str:
@@ -123,7 +145,7 @@ class Worker:
         return self.wait()
 
     def close(self) -> None:
-        """End the worker, if it lives, and its steps."""
+        """End the worker, if it lives; `end_all` ends the steps of one that was killed."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import MakeWorker
 from tests.support import Worker, alive, hear
+from tests.support import ends as gone
 from worker import checkpoint
 
 TASKS = "run: long\ntasks:\n  - {id: s, foreach: {range: 1-%s}, run: echo $AGENT_ITEM}\n%s"
@@ -72,8 +73,7 @@ scribe.main(sys.argv[2:])
     assert (w.state / "checkpoint.json").read_bytes() == old
     if ends:
         go.write_text("")
-        while alive(child):
-            pass
+        assert gone(child)
         assert leftovers(w) == [".checkpoint.json.next"]
         assert (w.state / "checkpoint.json").read_bytes() == old
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import MakeWorker
 from tests.plans import ENDED
-from tests.support import ROOT, Worker, alive, hear
+from tests.support import ROOT, Worker, ends, hear
 from worker import checkpoint, config, copies
 from worker.errors import ConfigError
 from worker.ledger import Claim
@@ -102,9 +102,10 @@ def test_a_copy_that_fails_is_told_once_and_tried_again(worker: MakeWorker) -> N
 
 def test_a_copy_that_never_ends_is_ended(worker: MakeWorker) -> None:
     """
-    At its own time limit; the run's end does not wait longer than that.
+    At its own time limit; the run's end does not wait longer than that.  It has begun before the run ends.
     """
-    w = worker(TASKS.replace("every: 1s", "every: 1s, timeout: 3s") % ("sleep 600", "true"))
+    begun = "until test -e ../../begun; do sleep 0.05; done"
+    w = worker(TASKS.replace("every: 1s", "every: 1s, timeout: 3s") % ("'touch begun; sleep 600'", begun))
     assert w.run() == 0
     assert w.matching("the copy failed: took longer than 3s")
     assert w.matching("waiting for the last copy, at most")
@@ -120,7 +121,7 @@ def test_a_stop_does_not_wait_for_a_copy(worker: MakeWorker) -> None:
     pid = int(hear(w.config.parent / "pid", w.process))
     assert w.kill(signal.SIGTERM) == 75
     assert w.matching("the last copy was not finished")
-    assert not alive(pid)
+    assert ends(pid)
 
 
 def test_f12_a_slow_copy_of_a_dead_worker_comes_to_nothing(worker: MakeWorker) -> None:

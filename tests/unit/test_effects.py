@@ -204,6 +204,7 @@ def in_turn(action: Callable[[], T]) -> T:
             assert time.monotonic() - began > 4, "the database was locked, and it has not waited"
 
 
+@pytest.mark.programs
 def test_eight_processes_make_a_thousand_claims_each(address: str, tmp_path: Path) -> None:
     """
     Case S2: every key is claimed once, and nobody is told that the database is locked who has not waited for it.

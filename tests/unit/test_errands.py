@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.loop import ENV, Loop
-from tests.support import alive
+from tests.support import alive, ends
 from worker import errands, process
 
 
@@ -30,15 +30,13 @@ def test_one_that_takes_too_long_is_ended_with_what_it_started(loop: Loop, tmp_p
     report = loop.finish()
     assert report.timed_out
     assert "took longer" in report.fault
-    process.reap()
-    assert not alive(int(pid_file.read_text()))
+    assert ends(int(pid_file.read_text()))
 
 
 def test_what_an_errand_leaves_behind_ends_with_it(loop: Loop) -> None:
     loop.send("/bin/sh", "-c", "sleep 600 & echo $!")
     left = int(loop.finish().output)
-    while alive(left):
-        process.reap()
+    assert ends(left)
 
 
 def test_a_program_that_is_not_there_is_said_so_and_leaves_nothing_open(loop: Loop) -> None:
@@ -62,8 +60,7 @@ def test_what_a_dead_worker_left_is_ended_before_the_next_errand(loop: Loop, tmp
     try:
         heir.send("true")
         heir.finish()
-        while alive(left):
-            process.reap()
+        assert ends(left)
     finally:
         heir.close()
 
@@ -76,8 +73,7 @@ def test_where_there_is_no_loop_an_errand_ends_with_its_time_as_well(tmp_path: P
     argv = ["/bin/sh", "-c", f"sleep 600 & echo $! > {pid_file}; wait"]
     report = errands.run(argv, ENV, "/", 0.5, keep_output=False)
     assert report.timed_out and report.fault.startswith("took longer than")
-    while alive(int(pid_file.read_text())):
-        process.reap()
+    assert ends(int(pid_file.read_text()))
     report = errands.run(["/bin/sh", "-c", "pwd; echo last >&2; exit 3"], ENV, str(tmp_path), 60.0, keep_output=True)
     assert report.output == f"{tmp_path}\nlast\n".encode()
     assert report.fault == "exited with status 3: last"

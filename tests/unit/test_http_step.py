@@ -24,10 +24,13 @@ from worker.steps.http import problems, retry_after
 
 SECRET = "s3cret/+ü"
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
-pytestmark = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-c", "import httpx2"], capture_output=True).returncode != 0,
-    reason="httpx2 is not installed",
-)
+pytestmark = [
+    pytest.mark.programs,
+    pytest.mark.skipif(
+        subprocess.run([sys.executable, "-c", "import httpx2"], capture_output=True).returncode != 0,
+        reason="httpx2 is not installed",
+    ),
+]
 
 
 class Handler(BaseHTTPRequestHandler):

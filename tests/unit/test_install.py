@@ -23,10 +23,13 @@ def _distribution_has_the_packages() -> bool:
     return Path(probe[0]).exists() and subprocess.run(probe, capture_output=True).returncode == 0
 
 
-pytestmark = pytest.mark.skipif(
-    not _distribution_has_the_packages(),
-    reason="/usr/bin/python3 lacks python3-yaml or python3-sdnotify, so staging would download them",
-)
+pytestmark = [
+    pytest.mark.programs,
+    pytest.mark.skipif(
+        not _distribution_has_the_packages(),
+        reason="/usr/bin/python3 lacks python3-yaml or python3-sdnotify, so staging would download them",
+    ),
+]
 
 
 @pytest.fixture

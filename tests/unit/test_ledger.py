@@ -38,7 +38,7 @@ def closed(row: Row, **values: object) -> Row:
     return row._replace(outcome="done", ended=1001.0, **values)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.programs)])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Where a ledger is, as a path or a URI; `open_at` opens it."""
     if request.param == "sqlite":

@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support import ROOT, alive
+import pytest
+
+from tests.support import ROOT, ends
+
+pytestmark = pytest.mark.programs
 
 HANGS = """
 import os, subprocess, sys
@@ -46,4 +50,4 @@ def test_what_is_blocked_in_the_kernel_is_ended_at_its_limit(tmp_path: Path) -> 
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
     )
     assert "2 failed, 1 passed, 1 error in" in done.stdout, done.stdout
-    assert not alive(int((tmp_path / "pid").read_text()))
+    assert ends(int((tmp_path / "pid").read_text()))

@@ -20,6 +20,8 @@ from worker.supervise.provider import Hand
 from worker.supervise.record import WORKING, Machine, moment
 from worker.systemd import Notifier
 
+pytestmark = pytest.mark.programs
+
 
 def test_a_copy_that_hangs_holds_up_no_look(tmp_path: Path) -> None:
     """

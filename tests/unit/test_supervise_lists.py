@@ -11,6 +11,8 @@ import pytest
 from tests.supervision import DONE, SOURCE, TWO_MACHINES, World
 from worker.supervise import parcel
 
+pytestmark = pytest.mark.programs
+
 MENDED = "run: job\ntasks:\n  - {id: mended, run: 'true'}\n"
 WAITS = "if grep -q mended etc/config.yaml; then ends done; fi\n"
 

@@ -14,6 +14,8 @@ from tests.support import hear
 from worker import process
 from worker.errors import OUT_OF_BUDGET
 
+pytestmark = pytest.mark.programs
+
 
 def test_a_machine_that_is_stopped_is_resumed_and_goes_on(tmp_path: Path) -> None:
     """

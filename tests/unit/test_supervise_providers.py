@@ -5,7 +5,11 @@ The one for systemd-nspawn is tested with real containers (tests/system).
 
 from pathlib import Path
 
+import pytest
+
 from tests.supervision import DONE, TWO_MACHINES, World
+
+pytestmark = pytest.mark.programs
 
 # As ssh does it: what follows the host is joined with spaces and given to a shell there.
 SSH = """#!/bin/sh
