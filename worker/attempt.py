@@ -47,9 +47,13 @@ class Attempt:
         journal: Journal,
         events: Events,
         others: Callable[[int], Collection[int]],
+        may_go_on: Callable[[], bool],
         ask_first: bool = False,
     ) -> None:
-        """`ask_first`: an earlier attempt was cut off, so the step's check is asked whether it had happened."""
+        """`may_go_on`: whether the claim is surely ours, so that a further program of the step may begin.
+
+        `ask_first`: an earlier attempt was cut off, so the step's check is asked whether it had happened.
+        """
         self.step = step
         self.number = number
         self.slot = slot
@@ -69,6 +73,7 @@ class Attempt:
         self._owes = False  # the ledger does not know yet what it has spent
         self._note: str | None = None
         self._saved_before = ""
+        self._may_go_on = may_go_on
         self._places = places
         self._journal = journal
         self._events = events
@@ -239,6 +244,10 @@ class Attempt:
         self.lost = True
         self.interrupt("lease", grace, now)
 
+    def go_on(self, now: float) -> None:
+        """Begin the program that has waited for the claim to be renewed, if there is one."""
+        self._execution.look(now)
+
     def _ask_to_end(self, grace: float, now: float) -> None:
         self._execution.give(grace, now)
         self.save()  # why it ends, before it does
@@ -258,6 +267,8 @@ class Attempt:
         program, raw = self._execution.program, self._execution.status
         status = self._programs.plain(program, raw)
         by_itself = not self._limit and not self._interrupted_by
+        if by_itself and self._programs.left and not self._may_go_on():
+            return  # by now another worker may be at the step, or have done it
         if not self.streams.drain(at_once=status != 0 or not by_itself):
             return  # its result waits for space on the disk
         self._on_messages(to_the_end=True)  # what it said last, as its last output

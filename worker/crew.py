@@ -5,6 +5,7 @@ leave is made durable.
 """
 
 import contextlib
+import functools
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -130,8 +131,9 @@ class Crew:
         return True
 
     def _attempt(self, step: Step, claim: Claim | Row, slot: Slot, ask_first: bool) -> Attempt:
-        number, leaders = claim.number, self._leaders
-        attempt = Attempt(step, number, slot, self._places, self._journal, self._events, leaders, ask_first)
+        may_go_on = functools.partial(self._ledger.surely_ours, step.id)
+        common = self._places, self._journal, self._events, self._leaders, may_go_on
+        attempt = Attempt(step, claim.number, slot, *common, ask_first)
         attempt.definition, attempt.claimed = claim.definition, claim.started
         return attempt
 

@@ -121,6 +121,8 @@ class Peers:
                 text = f"{name}: its claim has run out and is another worker's; ending it, what it does is not recorded"
                 self._journal.event("step-lost", text, step=name, attempt=attempt.number, priority=WARNING)
                 attempt.lose(LIMIT_GRACE, clock.monotonic())
+        for attempt in list(self._running.values()):
+            attempt.go_on(clock.monotonic())
         if self._ledger.replaced:
             raise StateHeld(
                 f"another worker goes by our name, {self._ledger.worker}, and has taken our place",

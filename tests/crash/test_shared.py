@@ -263,3 +263,26 @@ tasks:
     order = [line.split(":")[0].rpartition("-")[2] for line in two.matching(": done in")]
     assert sorted(order[:2]) == ["b", "c"]
     assert order[2:] == ["report"]
+
+
+def test_the_next_program_of_a_step_that_was_lost_is_not_begun(
+    address: str, worker: MakeWorker, tmp_path: Path
+) -> None:
+    """
+    C14: the worker stood still while the program before it ended; the claim is renewed first, which is refused.
+    """
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    before = f"mkdir {tmp_path}/first || exit 0; read -r _ < {gate}"
+    tasks = f"{RUN.format(address=address)}tasks:\n  - {{id: s, before: '{before}', run: 'echo x >> {tmp_path}/ran'}}\n"
+    still = worker(tasks, folder="still")
+    still.start()
+    with open(gate, "w") as file:  # when it reads
+        file.write("\n")
+        still.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, still.pid, os.WSTOPPED)
+    assert worker(tasks, folder="other").run() == 0
+    still.process.send_signal(signal.SIGCONT)
+    assert still.wait() == 0
+    assert (tmp_path / "ran").read_text() == "x\n"
+    assert still.matching("its claim has run out and is another worker's")

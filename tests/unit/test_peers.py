@@ -49,6 +49,9 @@ class Busy:
     def within_limits(self, _now: float) -> bool:
         return True
 
+    def go_on(self, _now: float) -> None:
+        pass
+
 
 def offered(known: Peers, standing: Standing) -> tuple[Next, list[Claim]]:
     upcoming = decide.next_steps(standing.board, 1, 0.0, [], known.spare)

@@ -180,6 +180,9 @@ class Ledger(Protocol):
         Where the ledger is shared the database is asked again if it last said so more than a moment ago.
         """
 
+    def surely_ours(self, step: str) -> bool:
+        """Return whether nobody can have taken over our claim of a step yet.  Asks nobody, and raises nothing."""
+
     def orphans(self) -> list[Row]:
         """Take over attempts whose holders are gone: from now on they are ours to close.  Return them.
 

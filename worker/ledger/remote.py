@@ -188,6 +188,9 @@ class RemoteLedger:
             good_for = self._store.lease / 2
         return True
 
+    def surely_ours(self, step: str) -> bool:
+        return clock.monotonic() - self._store.confirmed_at(step) <= self._store.lease / 2
+
     def orphans(self) -> list[Row]:
         return self._call(self._store.orphans)
 

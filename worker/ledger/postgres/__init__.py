@@ -176,6 +176,9 @@ class PostgresLedger:
     def still_ours(self, step: str) -> bool:
         return not self.renew([step])
 
+    def surely_ours(self, step: str) -> bool:
+        return clock.monotonic() - self.confirmed_at(step) <= self.lease / 2
+
     def confirmed_at(self, step: str) -> float:
         return self._held.confirmed_at(step)
 
