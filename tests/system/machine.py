@@ -224,6 +224,17 @@ class Machine:
             raise MachineError(f"'{shown}' exited with status {result.rc}\n{result.out}{result.err}")
         return result
 
+    def call(self, cmd: str, *, user: str, timeout: float) -> int:
+        """Run a command of sh as `user`, in a login's environment and with our output; return its exit status."""
+        argv = ["runuser", "-l", "-s", "/bin/sh", "-w", ",".join(network_variables()), user, "-c", cmd]
+        with self._popen(argv, stdin=subprocess.DEVNULL, stdout=None, stderr=None) as proc:
+            try:
+                return proc.wait(timeout)
+            except subprocess.TimeoutExpired:
+                raise MachineError(f"'{cmd}' did not end within {timeout:g} s{self._tail()}") from None
+            finally:
+                _kill(proc)
+
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         """Put a file, owned by root, in one step; missing folders are made."""
         script = 'mkdir -p "${1%/*}" && cat >"$1.new" && chmod "$2" "$1.new" && mv -fT "$1.new" "$1"'
@@ -343,13 +354,15 @@ class Machine:
                 why = "it is off" if self._off or self._gone else f"{timeout:g} s have passed"
                 raise MachineError(f"the machine {self.name} did not {what}: {why}{self._tail()}")
 
-    def _popen(self, argv: Sequence[str], stdin: int, stderr: int) -> subprocess.Popen[bytes]:
+    def _popen(
+        self, argv: Sequence[str], stdin: int, stderr: int | None, stdout: int | None = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
         enter = ["nsenter", "-t", str(self.leader), "-m", "-u", "-i", "-n", "-p", "-C", "--root", "--wd"]
         env = INSIDE | (network_variables() if self._spec.network else {})
         return subprocess.Popen(
             [*enter, "--", *argv],
             stdin=stdin,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=stderr,
             env=env,
             start_new_session=True,  # so that one kill reaches nsenter and what it started
