@@ -9,6 +9,7 @@ import re
 from worker import textfile
 from worker.errors import ConfigError, Mark, Problem, quote
 
+_LARGEST = 1 * textfile.MEGABYTE  # a program can be given little more
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = re.compile(
     r"(AGENT_|LISTEN_).*|NOTIFY_SOCKET|WATCHDOG_(USEC|PID)|STATE_DIRECTORY|CREDENTIALS_DIRECTORY", re.DOTALL
@@ -30,19 +31,20 @@ _SPACE = re.compile(r"\s*")
 
 def load(path: str, named_at: Mark | None = None) -> dict[str, str]:
     """Return the variables in the file; raises ConfigError with all that is wrong with it."""
-    return parse(textfile.read(path, named_at), path)
+    return parse(textfile.read(path, _LARGEST, named_at), path)
 
 
 def parse(text: str, path: str) -> dict[str, str]:
     """Return the variables in `text`, the last one winning; raises ConfigError naming lines of `path`."""
     variables: dict[str, str] = {}
     problems: list[Problem] = []
-    position = _skip(text, 0)
+    position, line, counted = _skip(text, 0), 1, 0
     while entry := _ENTRY.match(text, position):
         fault = _fault(entry)
         if fault:
             what, hint = fault
-            problems.append(Problem(Mark(path, text.count("\n", 0, position) + 1, 1), what, hint))
+            line, counted = line + text.count("\n", counted, position), position
+            problems.append(Problem(Mark(path, line, 1), what, hint))
         elif entry["name"] is not None:
             variables[entry["name"].strip()] = _quoted(entry["quoted"]) + _bare(entry["bare"])
         position = _skip(text, entry.end())

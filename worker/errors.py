@@ -18,6 +18,8 @@ WORK_LEFT = 75  # ended early, e.g. by a stray SIGTERM; restarted
 STATE_HELD = 77
 CONFIG = 78
 
+SHOWN = 1000  # mistakes of one configuration
+
 
 class Mark(NamedTuple):
     """A place in a file; lines and columns count from 1, and 0 means the whole file or the whole line."""
@@ -63,7 +65,9 @@ class ConfigError(AgentError):
         # What an alias brings in twice is said once.
         unique = dict.fromkeys(problems)
         self.problems = tuple(sorted(unique, key=lambda problem: problem.where or Mark("")))
-        super().__init__("\n".join(map(str, self.problems)))
+        more = len(self.problems) - SHOWN
+        said = [*map(str, self.problems[:SHOWN]), *([f"... and {more} more like these"] if more > 0 else [])]
+        super().__init__("\n".join(said))
 
 
 class StateError(AgentError):

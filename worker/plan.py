@@ -12,11 +12,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from worker import envfile, task, textfile
 from worker.config import Config
-from worker.errors import ConfigError, Mark, Problem, quote
+from worker.errors import SHOWN, ConfigError, Mark, Problem, quote
 from worker.task import Command, Task
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 _LONGEST_ID = 200  # bytes: leaves room in a file name for the endings that state files have
 _DIGEST = 8  # bytes
+_MOST = 2_000_000  # steps: what is kept of each is a quarter of a kilobyte
+_LARGEST = 64 * textfile.MEGABYTE  # a file of items
+_CIRCLES = 20  # each takes a look at the whole list
 _NO_ITEM = re.compile("[\0\n\ud800-\udfff]")
 # Isolated (-I): neither the step's environment nor its folder decides what our programs import.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker.steps import main; main(sys.argv[2:])"
@@ -174,6 +178,7 @@ def item_of(name: str) -> str | None:
 
 def _build(config: Config) -> Plan:
     problems = _env_file_problems(config)
+    _count_ranges(config.tasks)
     by_id: dict[str, Step] = {}
     for entry in config.tasks:
         if entry.foreach is None:
@@ -188,14 +193,26 @@ def _build(config: Config) -> Plan:
     return Plan(tuple(by_id.values()), by_id, config.tasks, config.run)
 
 
+def _count_ranges(tasks: Sequence[Task]) -> None:
+    """Raise ConfigError if the ranges alone are too many steps, before any is made."""
+    count = 0
+    for entry in tasks:
+        if isinstance(entry.foreach, task.Range):
+            count += entry.foreach.last - entry.foreach.first + 1
+            if count > _MOST:
+                raise _too_many(entry.foreach_mark or entry.mark)
+
+
 def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> None:
-    """Add a step for each item of a task's foreach."""
+    """Add a step for each item of a task's foreach.  Raises ConfigError where they are more than any plan has."""
     try:
-        items, place = _items(entry)
+        items, place = _items(entry, _MOST - len(by_id))
     except ConfigError as exc:
         problems += exc.problems
         return
     for index, item in enumerate(items):
+        if len(problems) > SHOWN:
+            return
         if not item or _NO_ITEM.search(item):
             problems.append(_bad_item(item, place(index)))
             continue
@@ -216,6 +233,8 @@ def _key_problems(run: str, steps: Iterable[Step]) -> list[Problem]:
             mark = (step if step.task.key is not None else owner).task.mark
             what = f"key: the steps '{owner.id}' and '{step.id}' would both have the key {quote(step.key(run))}"
             problems.append(Problem(mark, what, "use {step} or {item} in it, or another text"))
+            if len(problems) > SHOWN:
+                break
     return problems
 
 
@@ -226,7 +245,7 @@ def _needs_problems(tasks: Sequence[Task]) -> list[Problem]:
     for entry in tasks:
         for need, mark in zip(entry.needs, entry.needs_marks, strict=True):
             if need not in by_id:
-                close = f"the tasks are: {', '.join(list(by_id)[:8])}{' ...' if len(by_id) > 8 else ''}"
+                close = f"the tasks are: {', '.join(islice(by_id, 8))}{' ...' if len(by_id) > 8 else ''}"
                 problems.append(Problem(mark, f"needs: there is no task {quote(need)}", close))
     if problems or not any(entry.needs for entry in tasks):
         return problems
@@ -239,7 +258,7 @@ def _circles(by_id: dict[str, Task]) -> list[Problem]:
 
     graph = {entry.id: entry.needs for entry in by_id.values()}
     problems: list[Problem] = []
-    while True:
+    while len(problems) < _CIRCLES:
         try:
             graphlib.TopologicalSorter(graph).prepare()
             return problems
@@ -251,6 +270,7 @@ def _circles(by_id: dict[str, Task]) -> list[Problem]:
             problems.append(Problem(mark, what, "take one of them out"))
             for name in circle[1:]:
                 del graph[name]
+    return problems
 
 
 def _env_file_problems(config: Config) -> list[Problem]:
@@ -268,7 +288,7 @@ def _env_file_problems(config: Config) -> list[Problem]:
     return problems
 
 
-def _items(entry: Task) -> tuple[Sequence[str], Callable[[int], Mark]]:
+def _items(entry: Task, most: int) -> tuple[Sequence[str], Callable[[int], Mark]]:
     """Return the items of a task's foreach, and where to look for the n-th of them."""
     foreach = entry.foreach
     mark = entry.foreach_mark or entry.mark
@@ -279,19 +299,28 @@ def _items(entry: Task) -> tuple[Sequence[str], Callable[[int], Mark]]:
         return [str(n).zfill(foreach.width) for n in range(foreach.first, foreach.last + 1)], lambda index: mark
     if isinstance(foreach, task.Lines):
         path = foreach.path
-        lines = textfile.read(path, mark).split("\n")
+        text = textfile.read(path, _LARGEST, mark)
+        if text.count("\n") > most:
+            raise _too_many(mark)
+        lines = text.split("\n")
         numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
         if not numbers:
             raise ConfigError([Problem(mark, f"foreach: {path!r} has no lines with anything on them", "add one")])
         return [lines[number - 1] for number in numbers], lambda index: Mark(path, numbers[index], 1)
     assert foreach is not None
-    return _matches(foreach.pattern, mark), lambda index: mark
+    return _matches(foreach.pattern, mark, most), lambda index: mark
 
 
-def _matches(pattern: str, mark: Mark) -> list[str]:
+def _too_many(where: Mark) -> ConfigError:
+    return ConfigError([Problem(where, f"foreach: more than {_MOST} steps in all", "make several runs of it")])
+
+
+def _matches(pattern: str, mark: Mark, most: int) -> list[str]:
     import glob  # only for the lists that ask for it
 
-    matches = sorted(glob.glob(pattern, recursive=True))
+    matches = sorted(islice(glob.iglob(pattern, recursive=True), most + 1))
+    if len(matches) > most:
+        raise _too_many(mark)
     if not matches:
         raise ConfigError([Problem(mark, f"foreach: nothing matches {pattern!r}", "check the pattern and its folder")])
     return matches

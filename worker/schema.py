@@ -29,6 +29,7 @@ Table = dict[str, Reader[Any]]
 _NO_ARGUMENT = re.compile("[\0\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _NUMBER = re.compile(r"0*[0-9]{1,9}")
+_SUGGESTED = 100  # a suggestion takes a while to find
 _AMOUNT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 
 
@@ -50,7 +51,8 @@ def fields(node: Node, table: Table, source: Source, required: Iterable[str] = (
     for key, value in node.entries:
         reader = table.get(key.text)
         if reader is None:
-            source.problems.append(Problem(key.mark, f"unknown key {quote(key.text)}", _suggestion(key.text, table)))
+            hint = _suggestion(key.text, table) if len(source.problems) < _SUGGESTED else ""
+            source.problems.append(Problem(key.mark, f"unknown key {quote(key.text)}", hint))
             continue
         try:
             values[key.text] = reader(value, source)

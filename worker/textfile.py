@@ -1,4 +1,4 @@
-"""Text files of the user's: UTF-8 whatever the locale, opened once, for reading only."""
+"""Text files of the user's: UTF-8 whatever the locale, plain, of bounded size, opened once, for reading only."""
 
 import errno
 import os
@@ -6,19 +6,31 @@ import stat
 
 from worker.errors import ConfigError, Mark, Problem
 
+MEGABYTE = 2**20
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_NULL = os.makedev(1, 3)  # /dev/null, which is how people name an empty file
+_KINDS = {
+    stat.S_IFIFO: "it is a pipe",
+    stat.S_IFCHR: "it is a device",
+    stat.S_IFBLK: "it is a device",
+    stat.S_IFDIR: os.strerror(errno.EISDIR),
+}
 
 
-def read(path: str, named_at: Mark | None = None) -> str:
-    """Return the text of a file, without a byte order mark and with bare newlines for CRLF.
+def read(path: str, most: int, named_at: Mark | None = None) -> str:
+    """Return the text of a plain file of up to `most` bytes, without a byte order mark, with bare newlines for CRLF.
 
     Raises ConfigError: at `named_at` when the file cannot be read, at the very byte when it is not text.
     """
     try:
         with open(path, "rb", opener=_open) as file:
-            if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is a pipe", path)
-            data = file.read()
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) and status.st_rdev != _NULL:
+                raise OSError(errno.EINVAL, _KINDS.get(stat.S_IFMT(status.st_mode), "it is no plain file"), path)
+            # What is in /proc has a length of 0, and a file may grow.
+            data = b"" if status.st_size > most else file.read(most + 1)
+            if status.st_size > most or len(data) > most:
+                raise OSError(errno.EFBIG, f"it has more than {most // MEGABYTE} MB", path)
     except OSError as exc:
         subject = f"{path!r} " if named_at else ""
         what = f"{subject}cannot be read: {exc.strerror}"
@@ -35,9 +47,11 @@ def _advice(exc: OSError) -> str:
         return "check the name, or create it"
     if isinstance(exc, PermissionError):
         return f"make it readable for uid {os.geteuid()}, or use sudo"
-    if isinstance(exc, IsADirectoryError):
+    if isinstance(exc, IsADirectoryError) or exc.strerror == _KINDS[stat.S_IFDIR]:
         return "name a file in it"
-    return ""
+    if exc.errno == errno.EFBIG:
+        return "use a smaller one, or several"
+    return "name a plain file" if exc.errno == errno.EINVAL else ""
 
 
 def _decode(path: str, data: bytes) -> str:

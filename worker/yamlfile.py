@@ -19,6 +19,10 @@ _LOADER: type[yaml.SafeLoader | yaml.CSafeLoader] = getattr(yaml, "CSafeLoader",
 
 _DEEPEST = 100
 _A_HANDFUL = "a task list needs a handful"
+_LARGEST = 16 * textfile.MEGABYTE
+_MOST = 800_000  # values and keys: some 60,000 tasks with all that belongs to them
+# What the aliases of a file repeat, as if it had been written out: bytes of the texts, and so many for each value.
+_REPEATED, _EACH = 16 * textfile.MEGABYTE, 32
 
 
 class Node:
@@ -72,7 +76,7 @@ def load(path: str, problems: list[Problem]) -> Node | None:
     What is wrong is added to `problems`; a tree returned all the same is good enough to look for more.
     """
     try:
-        text = textfile.read(path)
+        text = textfile.read(path, _LARGEST)
     except ConfigError as exc:
         problems += exc.problems
         return None
@@ -80,31 +84,34 @@ def load(path: str, problems: list[Problem]) -> Node | None:
         return _Builder(path, problems).stream(_LOADER(text).get_event)
     except yaml.YAMLError as exc:
         problems.append(_syntax(path, text, exc))
-    except _TooDeep as exc:
-        problems.append(Problem(exc.where, f"more than {_DEEPEST} levels deep", _A_HANDFUL))
+    except _TooLarge as exc:
+        problems.append(exc.problem)
     except (ValueError, OverflowError):  # PyYAML's Python parser hands an escape out of range to chr()
         problems.append(Problem(Mark(path), "an escape like '\\U...' names no character", "look for backslashes"))
     return None
 
 
-class _TooDeep(Exception):
-    """Nobody means this; the parser's time grows with the square of the depth."""
+class _TooLarge(Exception):
+    """A limit was passed: nobody means this, and reading on would take minutes, or all memory."""
 
-    def __init__(self, where: Mark) -> None:
-        super().__init__()
-        self.where = where
+    def __init__(self, where: Mark, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.problem = Problem(where, what, hint)
 
 
 class _Builder:
     """Turns the events of one file into nodes."""
 
-    __slots__ = ("anchors", "file", "open", "problems")
+    __slots__ = ("_weights", "anchors", "file", "open", "problems", "repeated", "values")
 
     def __init__(self, file: str, problems: list[Problem]) -> None:
         self.file = file
         self.problems = problems
         self.anchors: dict[str, Node] = {}
         self.open: list[tuple[Node, list[Node]]] = []
+        self.values = 0
+        self.repeated = 0
+        self._weights: dict[int, tuple[int, int]] = {}  # of collections that an alias has repeated, by id
 
     def stream(self, next_event: Callable[[], Any]) -> Node | None:
         next_event()  # the start of the stream
@@ -128,6 +135,7 @@ class _Builder:
             if kind is events.SequenceEndEvent or kind is events.MappingEndEvent:
                 items = children
                 node, children = self.open.pop()
+                self.count(node, len(items))
                 if type(node) is Mapping:
                     node.entries = self.entries(items)
                 elif type(node) is Sequence:
@@ -138,10 +146,19 @@ class _Builder:
                 if kind is events.MappingStartEvent or kind is events.SequenceStartEvent:
                     self.open.append((node, children))
                     children = []
-                    if len(self.open) > _DEEPEST:
-                        raise _TooDeep(node.mark)
+                    if len(self.open) > _DEEPEST:  # the parser's time grows with the square of the depth
+                        raise _TooLarge(node.mark, f"more than {_DEEPEST} levels deep", _A_HANDFUL)
+                elif self.values + len(children) > _MOST:
+                    self.count(node, len(children))
             if not self.open:
                 return node
+
+    def count(self, node: Node, values: int) -> None:
+        """Add to the values that have been read."""
+        self.values += values
+        if self.values > _MOST:
+            hint = "use 'foreach' with 'lines', 'glob' or 'range', or put tasks into drop-ins"
+            raise _TooLarge(node.mark, f"the file has more than {_MOST} values", hint)
 
     def node(self, event: Any, kind: type) -> Node:
         if kind is events.AliasEvent:
@@ -163,6 +180,13 @@ class _Builder:
     def alias(self, event: Any) -> Node:
         node = self.anchors.get(event.anchor)
         if node is not None and all(node is not outer for outer, _ in self.open):
+            weight, levels = self.weight(node)
+            self.repeated += weight
+            if len(self.open) + levels > _DEEPEST:
+                raise _TooLarge(self.mark(event), f"more than {_DEEPEST} levels deep with what it repeats", _A_HANDFUL)
+            if self.repeated > _REPEATED:
+                what = f"what the aliases repeat comes to more than {_REPEATED // textfile.MEGABYTE} MB"
+                raise _TooLarge(self.mark(event), what, "put it into a file that the steps read")
             return node
         name = f"*{event.anchor}"
         if node is None:
@@ -170,6 +194,20 @@ class _Builder:
         else:
             self.problem(self.mark(event), f"{quote(name)} stands inside what it repeats", "remove it")
         return Scalar(*self.mark(event), name, False)
+
+    def weight(self, node: Node) -> tuple[int, int]:
+        """Return what a node comes to when it is written out, aliases in it included, and its levels."""
+        if type(node) is Scalar:
+            return _EACH + len(node.text), 0
+        known = self._weights.get(id(node))  # they live as long as the tree
+        if known is None:
+            inner = node.items if type(node) is Sequence else []
+            if type(node) is Mapping:
+                inner = [part for entry in node.entries for part in entry]
+            weights = [self.weight(part) for part in inner]
+            levels = 1 + max((levels for _, levels in weights), default=0)
+            known = self._weights[id(node)] = _EACH + sum(weight for weight, _ in weights), levels
+        return known
 
     def entries(self, items: list[Node]) -> list[tuple[Scalar, Node]]:
         entries: dict[str, tuple[Scalar, Node]] = {}

@@ -151,6 +151,17 @@ def test_a_file_is_sent_as_a_stream(around: Surroundings, server: Server) -> Non
     assert (done.returncode, done.stderr) == (1, b"http: file: cannot read 'date': No such file or directory\n")
 
 
+@pytest.mark.parametrize("kind", ["/dev/zero", "fifo", "folder"])
+def test_c11_a_file_that_has_no_end_is_not_sent(around: Surroundings, server: Server, kind: str) -> None:
+    """C11: nor one that nobody writes to: refused at once, before the server has heard of it."""
+    folder = Path(around.cwd)
+    os.mkfifo(folder / "fifo")
+    (folder / "folder").mkdir()
+    done = fetch(around, server.answers(204), file=kind)
+    assert (done.returncode, done.stderr) == (1, f"http: file: cannot read '{kind}': is no plain file\n".encode())
+    assert server.requests == []
+
+
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 529])
 def test_not_now(around: Surroundings, server: Server, status: int) -> None:
     """

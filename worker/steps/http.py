@@ -138,7 +138,7 @@ def _request(spec: dict[str, Any], closed: contextlib.ExitStack) -> dict[str, An
     elif "file" in spec:
         path = fill(spec["file"], lookup)
         try:
-            content = closed.enter_context(open(path, "rb"))  # noqa: SIM115 - this is a context manager
+            content = closed.enter_context(open(files.open_plain(path), "rb"))  # noqa: SIM115 - a context manager
         except OSError as exc:
             raise StepError(f"http: file: cannot read '{path}': {exc.strerror}") from None
     method = spec.get("method", "GET" if content is None else "POST").upper()
