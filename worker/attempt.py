@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from worker import environment, expectation, family, process
+from worker import environment, expectation, family, process, reasons, savedfiles
 from worker.clock import Now
 from worker.decide import End, Reason
 from worker.disk import PATIENCE
@@ -25,7 +25,7 @@ from worker.output import missing
 from worker.plan import Step
 from worker.programs import CHECK, Program, Programs
 from worker.signs import Said
-from worker.slot import Slot, saved
+from worker.slot import Slot
 from worker.streams import Streams
 
 # Between SIGTERM and SIGKILL for a step that passed a limit.
@@ -70,9 +70,10 @@ class Attempt:
         self._limit: str | None = None
         self._interrupted_by: Reason | None = None
         self._why = ""
+        self._reason = ""  # what a program of ours says of its failure
         self._owes = False  # the ledger does not know yet what it has spent
         self._note: str | None = None
-        self._saved_before = ""
+        self._saved_before: savedfiles.Seen | None = None
         self._may_go_on = may_go_on
         self._places = places
         self._journal = journal
@@ -95,7 +96,7 @@ class Attempt:
         try:
             folder = self._places.state(self.step.id)
             self.slot.furnish(folder)
-            self._saved_before = saved(folder)
+            self._saved_before = savedfiles.look(folder)
             self._execution.kills_before = self._family.memory_kills()
             self._prepare(base, note)
         except (AgentError, OSError) as exc:
@@ -281,8 +282,10 @@ class Attempt:
                 self.output.restart()  # what it printed is no result
             self._run(following, now)
             return
+        if status != 0 and by_itself and program.ours:
+            self._reason = reasons.last_words(self.log.contents(), self.step.task.http is not None)
         if why and not self._limit:
-            self._why = why
+            self._why = f"{program.name}: {self._reason}" if self._reason and not program.own else why
         self._finish()
 
     def _finish(self) -> None:
@@ -314,7 +317,8 @@ class Attempt:
         """Return how the attempt ended; only once it is over."""
         status = self._status
         asked = status == TEMPORARY and not self._why  # for no other end does it matter what was saved
-        fresh = asked and saved(self._places.state(self.step.id)) != self._saved_before
+        before = self._saved_before
+        fresh = asked and before is not None and savedfiles.changed(self._places.state(self.step.id), before)
         return End(
             status,
             limit=self._limit,
@@ -328,6 +332,8 @@ class Attempt:
             found=self._programs.found,
             unknown=self.unknown,
             accepted=self._programs.accepted,
+            reason=self._reason,
+            hopeless=self._programs.hopeless,
         )
 
     # -- from one worker to the next
@@ -352,7 +358,7 @@ class Attempt:
             "limits": self.limits.memo(),
             "streams": self.streams.memo(),
             "said": self.said.memo(),
-            "before": [self._saved_before, self._execution.kills_before],
+            "before": [savedfiles.memo(self._saved_before), self._execution.kills_before],
             "end": [self._limit, self._interrupted_by, why, self.unknown],
             "detail": self.detail,
             "deaths": self.deaths,
@@ -376,7 +382,8 @@ class Attempt:
         self.limits.resume(memo["limits"])
         execution.phase = memo["phase"]
         self.said.resume(memo["said"])
-        self._saved_before, execution.kills_before = memo["before"]
+        saved_before, execution.kills_before = memo["before"]
+        self._saved_before = savedfiles.resume(saved_before)
         self.detail, self.deaths = memo["detail"], memo["deaths"]
         self._limit, self._interrupted_by, self._why, self.unknown = memo["end"]
         self._prepare(base, memo["note"])

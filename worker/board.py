@@ -15,6 +15,8 @@ from worker.plan import Plan, Step
 
 # ELSEWHERE: another worker of the run is at it.  From DONE on there is nothing left to do for a worker.
 WAITING, RUNNING, ELSEWHERE, DONE, FAILED, UNKNOWN = range(6)
+# Of a step that asks to be started afresh: what it said of "not now" before is forgotten after so many seconds of work.
+FRESH_WORK = 60.0
 NOT_BEGUN = "before: "  # causes begin so where what came before the step's own program has failed
 
 
@@ -228,5 +230,7 @@ def advance(before: Progress, outcome: str, counted: bool, spent: float, progres
     if outcome == ledger.INTERRUPTED and not counted:
         return before._replace(best=best)
     again = before.again + 1 if outcome == ledger.AGAIN and best == before.best else 0
+    if again and spent < FRESH_WORK:
+        return before._replace(again=again, best=best)  # its patience goes on
     failures = before.failures + counted
     return before._replace(failures=failures, deferrals=0, waited=0.0, again=again, best=best)

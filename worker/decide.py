@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 from worker import board as states
-from worker.board import Board, Progress
+from worker.board import FRESH_WORK, Board, Progress
 from worker.errors import TEMPORARY
 from worker.ledger import AGAIN, DEFERRED, DONE, FAILED, INTERRUPTED, STALLED, UNKNOWN, Ending
 from worker.plan import Step
@@ -17,8 +17,10 @@ from worker.timespan import show
 
 # The most that a server's Retry-After is obeyed for; some say 10^9.
 _RETRY_AFTER_MAX = 3600.0
-# A fresh start for saved state alone: always after so many seconds of work, else so many times in a row.
-_WORTH_IT, _AT_ONCE = 1.0, 20
+# Fresh starts for saved state alone, so many in a row: after little work, and after FRESH_WORK seconds of it.
+_AT_ONCE, _AFTER_WORK = 10, 100
+# How long a name is asked for that does not exist, where there is a network.
+_NO_HOST_PATIENCE = 600.0
 
 
 class Next(NamedTuple):
@@ -78,6 +80,7 @@ class End(NamedTuple):
     `retry_after`: seconds it was told to wait.  `effect`: what is known of the step's own program in this
     attempt.  `found`: its check said that it had happened before.  `unknown`: the key of an effect inside it of
     which nobody can tell whether it happened.  `accepted`: the exit status other than 0 that the list takes for done.
+    `reason`: what a program of ours says of its failure.  `hopeless`: it makes little sense to wait for long.
     """
 
     status: int | None
@@ -92,6 +95,8 @@ class End(NamedTuple):
     found: bool = False
     unknown: str = ""
     accepted: int = 0
+    reason: str = ""
+    hopeless: bool = False
 
     @property
     def well(self) -> bool:
@@ -174,24 +179,27 @@ def _remark(end: End) -> str:
 
 
 def _not_now(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
-    """Exit 75: again at once if it got further or saved something, else later, while patience lasts.
+    """Exit 75: later, while patience lasts; at once if it got further or saved something, and names no time to wait.
 
     The wait is drawn from zero to a bound that doubles ("full jitter"), so that many who were turned
     away together do not come back together.
     """
-    # A log or a time stamp is saved state too: whoever is back at once again and again, and reports no
-    # progress, is asked as seldom as any other in the end.
-    worth_it = end.took >= _WORTH_IT or past.again < _AT_ONCE
-    if end.progress > past.best or (end.saved and worth_it):
+    wish = end.retry_after if end.retry_after is not None and end.retry_after > 0 else 0.0
+    # A time stamp is saved state too: a step that is back again and again, and reports no progress, waits in the end.
+    worth_it = past.again < (_AFTER_WORK if end.took >= FRESH_WORK else _AT_ONCE)
+    if not wish and (end.progress > past.best or (end.saved and worth_it)):
         return Verdict(AGAIN, "asked to be started afresh", False, False, 0.0)
-    left = retry.patience - past.waited - end.took
+    patience = min(retry.patience, _NO_HOST_PATIENCE) if end.hopeless else retry.patience
+    left = patience - past.waited - end.took
     if left <= 0:
         cause = f"said 'not now' for {show(past.waited + end.took)}, longer than its patience"
-        return Verdict(FAILED, cause, True, True, 0.0)
-    delay = chance * _bound(retry, past.deferrals)
-    if end.retry_after is not None:
-        delay = max(delay, min(end.retry_after, _RETRY_AFTER_MAX))
-    return Verdict(DEFERRED, end.why or "said 'not now' (exit 75)", False, False, min(delay, left))
+        if end.hopeless and patience < retry.patience:
+            cause += f" of {show(patience)} with a name that does not exist"
+        last = end.why or end.reason
+        return Verdict(FAILED, f"{cause}; at last: {last}" if last else cause, True, True, 0.0)
+    delay = max(chance * _bound(retry, past.deferrals), min(wish, _RETRY_AFTER_MAX))
+    cause = end.why or (f"not now: {end.reason}" if end.reason else "said 'not now' (exit 75)")
+    return Verdict(DEFERRED, cause, False, False, min(delay, left))
 
 
 def _bound(retry: Retry, times: int) -> float:
@@ -234,4 +242,5 @@ def describe(end: End) -> str:
             return f"killed by {signal.Signals(-end.status).name}"
         except ValueError:
             return f"killed by signal {-end.status}"
-    return f"exited with status {end.status}"
+    said = f"exited with status {end.status}"
+    return f"{said}: {end.reason}" if end.reason else said

@@ -20,6 +20,7 @@ class Program(NamedTuple):
 
     name: str
     argv: list[str]
+    ours: bool = False  # it ends with a line in the log that says why it has failed
 
     @property
     def own(self) -> bool:
@@ -43,6 +44,7 @@ class Programs:
         self._task = step.task
         self.effect: Effect = "none"
         self.found = False  # the check said that it had happened
+        self.hopeless = False  # what it waits for does not exist
         self.accepted = 0  # the step's own exit status, if the list takes it for done and it is not 0
         self._left = _programs(step, output, ask_first)
 
@@ -100,6 +102,7 @@ class Programs:
         raw, status = status, self.plain(program, status)
         if program.own and raw and status and (raw == TEMPORARY or (raw > 0 and by_itself)):
             self.effect = self._word(raw)
+            self.hopeless = self._task.http is not None and raw == doubt.NO_HOST
         elif program.own and raw and status == 0 and by_itself:
             self.accepted = raw
         elif program.name == CHECK and status == 0 and by_itself:
@@ -132,9 +135,9 @@ def _programs(step: Step, output: str, ask_first: bool) -> list[Program]:
     programs = [Program(CHECK, step.command(task.check))] if task.check and ask_first else []
     if task.before:
         programs.append(Program("before", step.command(task.before)))
-    programs.append(Program("", step.argv()))
+    programs.append(Program("", step.argv(), ours=task.run is None))
     if task.expect and task.expect.matches:
-        programs.append(Program("expect", step.matches(output)))
+        programs.append(Program("expect", step.matches(output), ours=True))
     if task.expect and task.expect.run:
         programs.append(Program("expect", step.command(task.expect.run)))
     if task.after:

@@ -6,7 +6,6 @@ list of many short steps would feel it.
 
 import contextlib
 import errno
-import hashlib
 import os
 from collections.abc import Sequence
 
@@ -109,13 +108,3 @@ def _remove_tree(folder: str) -> None:
         import shutil  # for the few steps that have secrets
 
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def saved(folder: str) -> str:
-    """Return what changes when a step saves something in its own folder: a digest of names, sizes and times."""
-    try:
-        with os.scandir(folder) as entries:
-            found = sorted((e.name, (s := e.stat(follow_symlinks=False)).st_size, s.st_mtime_ns) for e in entries)
-    except OSError:
-        found = []
-    return hashlib.blake2b(os.fsencode(repr(found)), digest_size=16).hexdigest() if found else ""

@@ -338,3 +338,54 @@ def twice(path):
     kinds = ["TimeoutError", "Unknown", "RuntimeError", "Unknown", *refused]
     assert json.loads(w.output("a")) == kinds
     assert effects.read_text().count("done") == 4
+
+
+def test_a_step_that_says_when_to_come_back_is_not_begun_before(worker: MakeWorker, effects: Path) -> None:
+    """
+    F1: a step that logs into its own folder and asks for a wait waits; without one its log is no reason for haste.
+    """
+    w = worker(f"""
+on_failure: continue
+defaults: {{env: {{PYTHONPATH: {ROOT}}}}}
+tasks:
+  - id: asks
+    retry: {{{FAST}, patience: 1s}}
+    run: |
+      date >> "$STATE_DIRECTORY/log"; {AGENTCTL} retry-after 1h; exit 75
+  - id: logs
+    retry: {{{FAST}, patience: 2s}}
+    run: 'date >> "$STATE_DIRECTORY/log"; exit 75'
+""")
+    assert w.run() == 70
+    asks = [row for row in w.rows() if row.step == "asks"]
+    assert [row.outcome for row in asks] == ["deferred", "failed"], "patience has the last word"
+    assert asks[0].delay == pytest.approx(1.0, abs=0.9)
+    logs = [row.outcome for row in w.rows() if row.step == "logs"]
+    assert logs[0] == "again", "a new file may be a summary"
+    assert set(logs[1:-1]) == {"deferred"}
+    assert logs[-1] == "failed"
+
+
+def test_the_cause_of_a_step_that_waits_is_what_the_server_said(worker: MakeWorker, late: Late) -> None:
+    """
+    F19, S28: "answered 529" in the journal and in the ledger, also at the end; a huge Retry-After fails nothing.
+    """
+    late.answer = _says(529, header=f"Retry-After: {10**19}")(late)
+    w = worker(f"""
+on_failure: continue
+tasks:
+  - {{id: a, retry: {{{FAST}, patience: 1s}}, http: {{method: POST, url: "{late.url()}"}}}}
+  - {{id: b, retry: {{attempts: 1}}, python: 'late:refused', args: {{path: x}}, cwd: .}}
+  - {{id: c, retry: {{attempts: 1}}, run: 'true', expect: {{matches: nothing}}}}
+""")
+    (w.config.parent / "late.py").write_text(LATE)
+    assert w.run() == 70
+    said = f"POST {late.url()[:-1]} answered 529"
+    first, *_, last = [row for row in w.rows() if row.step == "a"]
+    assert (first.outcome, first.cause.startswith(f"not now: {said}")) == ("deferred", True)
+    assert first.delay == pytest.approx(1.0, abs=0.9)
+    assert f"longer than its patience; at last: {said}" in last.cause
+    assert w.matching(f"a: attempt 1 not now: {said}")
+    causes = {row.step: row.cause for row in w.rows()}
+    assert causes["b"] == "exited with status 1: ConnectionRefusedError: refused"
+    assert causes["c"] == "expect: its output does not match 'nothing'"

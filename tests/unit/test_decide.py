@@ -1,5 +1,7 @@
 """Decisions are plain data in, plain data out."""
 
+import math
+
 import pytest
 
 from tests.plans import graph, plan_of
@@ -194,8 +196,47 @@ def test_a_step_that_got_further_is_started_again_at_once() -> None:
     )
     assert judged(End(75, saved=True)).outcome == "again"
     assert judged(End(75, saved=True), Progress(again=20)).outcome == "deferred", "a time stamp is no progress"
-    assert judged(End(75, saved=True, took=5.0), Progress(again=99)).outcome == "again"
+    assert judged(End(75, saved=True, took=5.0), Progress(again=20)).outcome == "deferred"
+    assert judged(End(75, saved=True, took=3600.0), Progress(again=20)).outcome == "again"
+    assert judged(End(75, saved=True, took=3600.0), Progress(again=100)).outcome == "deferred", "there is a bound"
     assert judged(End(75, progress=2.0), Progress(best=2.0)).outcome == "deferred"
+
+
+def test_an_explicit_wait_is_always_obeyed() -> None:
+    """
+    F1: whoever says when to come back is not begun at once, however far it got; nonsense is no wish.
+    """
+    for end in (End(75, saved=True, retry_after=60.0), End(75, progress=9.0, retry_after=60.0)):
+        verdict = judged(end, chance=0.0)
+        assert (verdict.outcome, verdict.delay) == ("deferred", 60.0)
+    for wish in (0.0, -5.0, math.nan, -math.inf):
+        assert judged(End(75, saved=True, retry_after=wish)).outcome == "again"
+        assert judged(End(75, retry_after=wish), chance=0.0).delay == 0.0
+    assert judged(End(75, retry_after=math.inf)).delay == 3600.0
+
+
+def test_patience_goes_on_while_a_step_is_begun_afresh_for_little() -> None:
+    """
+    F1: fresh starts without progress take nothing back from the time spent on "not now"; real work does.
+    """
+    waits = Progress(deferrals=3, waited=100.0, best=2.0)
+    little = boards.advance(waits, "again", False, 5.0, 2.0)
+    assert (little.deferrals, little.waited, little.again) == (3, 100.0, 1)
+    for took, progress in ((3600.0, 2.0), (5.0, 3.0)):
+        after = boards.advance(waits, "again", False, took, progress)
+        assert (after.deferrals, after.waited) == (0, 0.0)
+
+
+def test_a_name_that_does_not_exist_is_not_waited_for_as_long_as_a_network() -> None:
+    """
+    E13: ten minutes, and the cause says why.
+    """
+    assert judged(End(75, hopeless=True), Progress(waited=500.0)).outcome == "deferred"
+    verdict = judged(End(75, hopeless=True, reason="GET http://x: no such host"), Progress(waited=600.0))
+    assert (verdict.outcome, verdict.final) == ("failed", True)
+    assert verdict.cause.endswith(
+        "longer than its patience of 10min with a name that does not exist; at last: GET http://x: no such host"
+    )
 
 
 CUT_OFF = [

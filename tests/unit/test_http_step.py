@@ -182,6 +182,8 @@ def test_not_now(around: Surroundings, server: Server, status: int) -> None:
         ("1000000000", 1e9),
         ("abc", None),
         ("10^9", None),
+        (str(10**19), 1e9),
+        ("nan", None),
         ("1.5 minutes", None),
         ("9" * 5000, None),
         ("", None),
