@@ -10,13 +10,14 @@ from worker.alert import Alert, Words
 from worker.awake import Awake
 from worker.contact import Contact
 from worker.disk import FULL, PATIENCE
-from worker.errors import AgentError, StateError, StateHeld
+from worker.errors import OK, WORK_LEFT, AgentError, StateError, StateHeld
 from worker.folder import Places
-from worker.journal import ERROR, WARNING, Journal
+from worker.journal import ERROR, NOTICE, WARNING, Journal
 from worker.ledger import LedgerAway, StorageFull
 from worker.run import Run
 from worker.succession import Predecessor
 from worker.systemd import Notifier
+from worker.tasklist import Tasklist
 from worker.workshop import Workshop
 
 # How long each stage of the start may take before systemd is right to give up on it.
@@ -119,11 +120,24 @@ def _go_on(
         shop = Workshop(settings, steps, places, resumed.ledger, log, notifier, environ, before, awake)
         status = Run(shop).work()
         folder.leave(held)
-        return status
+        return _last_look(shop.list, status, log)
     except OSError as exc:
         raise StateError(f"{exc.filename or places.root}: {exc.strerror}") from exc
     finally:
         resumed.ledger.close()
+
+
+def _last_look(listed: Tasklist, status: int, log: Journal) -> int:
+    """Return the exit status of a worker that has ended with `status`: a list that is done may be another one by now.
+
+    Raises AgentError if it cannot be worked on as it is.
+    """
+    if status == OK and listed.changed():  # too late to be taken in
+        log.event("state", "the list has changed at the very end; the next worker reads it", priority=NOTICE)
+        return WORK_LEFT
+    if status == OK and listed.refused is not None:
+        raise listed.refused
+    return status
 
 
 def _resume(

@@ -353,4 +353,8 @@ class Run:
 
     def _exit_status(self, finished: str) -> int:
         self._notifier.stopping(self._voice.summary(), EXIT_GRACE)
+        if finished not in (STOPPED, LEFT) and self._list.next_run is not None:
+            self._voice.next_run(self._list.next_run, finished)
+            if finished == "done":
+                return WORK_LEFT
         return {"done": OK, "failed": STEP_FAILED, OUT_OF_BUDGET: BUDGET_SPENT}.get(finished, WORK_LEFT)

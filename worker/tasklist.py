@@ -14,6 +14,8 @@ class Tasklist:
 
     def __init__(self, settings: Config, secrets: str | None, journal: Journal) -> None:
         self.settings = settings
+        self.refused: AgentError | None = None  # why the list as it is now is not the one in force
+        self.next_run: str | None = None  # the run that the list is of by now, if that is another one
         self.path = settings.files[0]
         self._secrets = secrets
         self._journal = journal
@@ -29,21 +31,25 @@ class Tasklist:
         Why not is said in the journal.  `enlist` lets the ledger know the plan, and may raise AgentError.
         """
         self._fingerprint = config.fingerprint(self.path)
+        self.refused = self.next_run = None
         try:
             settings = config.load(self.path)
             steps = plan.build(settings)
             sandbox.check(settings, steps, self._secrets)
         except ConfigError as exc:
+            self.refused = exc
             for problem in exc.problems:
                 self._say(str(problem))
             self._say("the configuration is wrong; the former one stays")
             return None
         if settings.run != self.settings.run:
-            self._say(f"a run's name cannot change while it runs (to '{settings.run}'); the former list stays")
+            self.next_run = settings.run
+            self._say(f"the list is that of the run '{settings.run}' by now; it is begun when this run has ended")
             return None
         try:
             enlist(steps)
         except AgentError as exc:
+            self.refused = exc
             self._say(f"{exc}; the former list stays")
             return None
         self.settings = settings

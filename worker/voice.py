@@ -20,6 +20,8 @@ from worker.meter import Meter
 from worker.standing import Standing
 from worker.status import News, Outcomes
 
+_ENDED = {"failed": "failed", "out-of-budget": "no budget left"}
+
 
 class Voice:
     """Speaks for one run; it changes nothing."""
@@ -118,6 +120,14 @@ class Voice:
         if doubts:  # nobody is to take this for a run of which all is known
             news = news._replace(text=news.text + doubts, priority=min(news.priority, WARNING))
         self._say(news, AGENT_OUTCOMES=outcomes.text())
+
+    def next_run(self, name: str, finished: str) -> None:
+        """Say what becomes of another run's list that has taken the place of this one's."""
+        text = f"the list is that of the run '{name}' by now, which has not been begun"
+        if finished == "done":
+            self._note(f"{text}; the next worker does, and systemd starts it (in the foreground: start it again)")
+        else:
+            self._journal.event("warning", f"{text}, since this one has {_ENDED[finished]}", priority=ERROR)
 
     def summary(self) -> str:
         """Return one line for `systemctl status`."""
