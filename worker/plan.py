@@ -28,6 +28,7 @@ _DIGEST = 8  # bytes
 _MOST = 2_000_000  # steps: what is kept of each is a quarter of a kilobyte
 _LARGEST = 64 * textfile.MEGABYTE  # a file of items
 _CIRCLES = 20  # each takes a look at the whole list
+_ESCAPED = re.compile(r"\[([*?[])\]")  # glob.escape()
 _NO_ITEM = re.compile("[\0\n\ud800-\udfff]")
 # Isolated (-I): neither the step's environment nor its folder decides what our programs import.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker.steps import main; main(sys.argv[2:])"
@@ -77,10 +78,11 @@ class Step(NamedTuple):
 class Plan:
     """The steps in order, those of one task side by side, and by id; the tasks by id, also those without a step.
 
-    `kept`: the steps that are there only because the ledger has begun them; see worker/begun.py.
+    `kept`: the steps that are there only because the ledger has begun them; see worker/begun.py.  `empty`: what is
+    to be told of tasks for which nothing is there today.
     """
 
-    __slots__ = ("_task_hashes", "by_id", "kept", "run", "steps", "tasks")
+    __slots__ = ("_task_hashes", "by_id", "empty", "kept", "run", "steps", "tasks")
 
     def __init__(
         self,
@@ -89,12 +91,14 @@ class Plan:
         tasks: Iterable[Task] = (),
         run: str = "",
         kept: frozenset[str] = frozenset(),
+        empty: tuple[Problem, ...] = (),
     ) -> None:
         self.steps = steps
         self.by_id = by_id
         self.tasks = {entry.id: entry for entry in tasks} or {step.task.id: step.task for step in steps}
         self.run = run
         self.kept = kept
+        self.empty = empty
         self._task_hashes: dict[str, blake2b] = {}
 
     def listing(self) -> list[tuple[str, str]]:
@@ -120,7 +124,7 @@ class Plan:
             of_task[step.task.id].append(step)
         by_id = {step.id: step for name, listed in of_task.items() for step in (*listed, *more.get(name, ()))}
         kept = self.kept.union(step.id for added in more.values() for step in added)
-        return Plan(tuple(by_id.values()), by_id, self.tasks.values(), self.run, kept)
+        return Plan(tuple(by_id.values()), by_id, self.tasks.values(), self.run, kept, self.empty)
 
     def digest(self, step: Step) -> str:
         """Return a text that stands for the work of a step: while it is the same, the work is.
@@ -180,17 +184,18 @@ def _build(config: Config) -> Plan:
     problems = _env_file_problems(config)
     _count_ranges(config.tasks)
     by_id: dict[str, Step] = {}
+    empty: list[Problem] = []
     for entry in config.tasks:
         if entry.foreach is None:
             by_id[entry.id] = Step(entry.id, entry, None)
-        else:
-            _expand(entry, by_id, problems)
+        elif not _expand(entry, by_id, problems):
+            empty.append(_nothing(entry))
     problems += _needs_problems(config.tasks)
     if any(entry.key is not None for entry in config.tasks):
         problems += _key_problems(config.run, by_id.values())
     if problems:
         raise ConfigError(problems)
-    return Plan(tuple(by_id.values()), by_id, config.tasks, config.run)
+    return Plan(tuple(by_id.values()), by_id, config.tasks, config.run, empty=tuple(empty))
 
 
 def _count_ranges(tasks: Sequence[Task]) -> None:
@@ -203,16 +208,30 @@ def _count_ranges(tasks: Sequence[Task]) -> None:
                 raise _too_many(entry.foreach_mark or entry.mark)
 
 
-def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> None:
-    """Add a step for each item of a task's foreach.  Raises ConfigError where they are more than any plan has."""
+def _nothing(entry: Task) -> Problem:
+    """Return what is told of a task with no item today: an inbox that is empty is no mistake."""
+    foreach = entry.foreach
+    if isinstance(foreach, task.Glob):
+        what = f"foreach: nothing matches {foreach.pattern!r}"
+    else:
+        assert isinstance(foreach, task.Lines)
+        what = f"foreach: {foreach.path!r} has no lines with anything on them"
+    return Problem(entry.foreach_mark or entry.mark, what, f"the task '{entry.id}' has no steps of its own now")
+
+
+def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> bool:
+    """Add a step for each item of a task's foreach; return whether there is any, or a mistake.
+
+    Raises ConfigError where they are more than any plan has.
+    """
     try:
         items, place = _items(entry, _MOST - len(by_id))
     except ConfigError as exc:
         problems += exc.problems
-        return
+        return True
     for index, item in enumerate(items):
         if len(problems) > SHOWN:
-            return
+            return True
         if not item or _NO_ITEM.search(item):
             problems.append(_bad_item(item, place(index)))
             continue
@@ -221,6 +240,7 @@ def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> Non
             what = f"foreach: the item {quote(item)} is there twice"
             problems.append(Problem(place(index), what, "remove one"))
         by_id[name] = Step(name, entry, item)
+    return bool(items)
 
 
 def _key_problems(run: str, steps: Iterable[Step]) -> list[Problem]:
@@ -304,8 +324,6 @@ def _items(entry: Task, most: int) -> tuple[Sequence[str], Callable[[int], Mark]
             raise _too_many(mark)
         lines = text.split("\n")
         numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
-        if not numbers:
-            raise ConfigError([Problem(mark, f"foreach: {path!r} has no lines with anything on them", "add one")])
         return [lines[number - 1] for number in numbers], lambda index: Mark(path, numbers[index], 1)
     assert foreach is not None
     return _matches(foreach.pattern, mark, most), lambda index: mark
@@ -316,13 +334,27 @@ def _too_many(where: Mark) -> ConfigError:
 
 
 def _matches(pattern: str, mark: Mark, most: int) -> list[str]:
+    """Return the paths that match, none if there are none today.
+
+    Raises ConfigError if the folder in which they would be cannot be looked into: that is a mistake.
+    """
     import glob  # only for the lists that ask for it
 
+    folder = "/"
+    for part in pattern.split("/")[:-1]:
+        literal = _ESCAPED.sub(r"\1", part)
+        if glob.has_magic(_ESCAPED.sub("", part)):
+            break
+        folder = os.path.join(folder, literal)
+    try:
+        with os.scandir(folder):
+            pass
+    except OSError as exc:
+        what = f"foreach: nothing can match {pattern!r}: '{folder}' cannot be looked into ({exc.strerror})"
+        raise ConfigError([Problem(mark, what, "check the pattern and its folder")]) from None
     matches = sorted(islice(glob.iglob(pattern, recursive=True), most + 1))
     if len(matches) > most:
         raise _too_many(mark)
-    if not matches:
-        raise ConfigError([Problem(mark, f"foreach: nothing matches {pattern!r}", "check the pattern and its folder")])
     return matches
 
 

@@ -51,6 +51,8 @@ def check(path: str, unit_name: str, installed: bool) -> int:
         problems = sandbox.folder_problems(steps) + sandbox.awake_problems(settings.keep_awake)
     if problems:
         raise ConfigError(problems)
+    for problem in steps.empty:
+        print(problem, file=sys.stderr)
     print(
         f"{path}: {plural.of(len(settings.tasks), 'task')}, {plural.of(len(steps.steps), 'step')}, run '{settings.run}'"
     )
@@ -59,7 +61,10 @@ def check(path: str, unit_name: str, installed: bool) -> int:
 
 def show_plan(path: str) -> int:
     """Print the steps of the task list at `path` in order, each with its command."""
-    for step in plan.build(config.load(path)).steps:
+    steps = plan.build(config.load(path))
+    for problem in steps.empty:
+        print(problem, file=sys.stderr)
+    for step in steps.steps:
         first, *more = _work(step).strip().splitlines()
         print(f"{step.id}\t{first}{' ...' if more else ''}")
     return OK

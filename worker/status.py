@@ -138,6 +138,8 @@ def closing(
         if board.count(boards.UNKNOWN):
             text += f", {board.count(boards.UNKNOWN)} unknown (agentctl list)"
         return News("run-failed", text, ERROR)
+    if not board.total:
+        return News("nothing-to-do", f"run {run}: nothing to do, the list has no steps now", INFO)
     if not attempts:
         all_ = "the only step is" if board.total == 1 else f"all {plural.of(board.total, 'step')} are"
         return News("nothing-to-do", f"run {run}: nothing to do, {all_} done", INFO)

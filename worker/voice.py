@@ -65,7 +65,9 @@ class Voice:
         self._beside_the_list()
 
     def _beside_the_list(self) -> None:
-        """Name the steps that were begun and are in the list no more: those that stay, and those that do not."""
+        """Name the tasks that have no steps, and the steps that were begun and are in the list no more."""
+        for problem in self._standing.plan.empty:
+            self._journal.event("plan-changed", str(problem), priority=NOTICE)
         for line in begun.kept_lines(self._standing.plan):
             self._journal.event("plan-changed", line, priority=NOTICE)
         for step in self._running.keys() - self._standing.plan.by_id.keys():

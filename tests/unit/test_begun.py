@@ -345,3 +345,38 @@ def test_many_tasks_that_are_defined_otherwise_are_one_line(worker: MakeWorker) 
         assert w.run() == 0
     (line,) = w.matching("defined otherwise")
     assert line.startswith("t0 and 39 more tasks: 40 steps are defined otherwise")
+
+
+def test_an_empty_inbox_holds_nothing_up_and_is_worked_through_when_it_is_full(
+    worker: MakeWorker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    N8: what needs it goes on, the end is a success, and tomorrow's files are found.
+    """
+    (tmp_path / "in").mkdir()
+    tasks = "run: inbox\ntasks:\n  - {id: load, foreach: {glob: 'in/*.csv'}, run: 'true'}\n"
+    w = worker(tasks + "  - {id: report, needs: [load], run: echo report}\n")
+    assert w.run() == 0
+    assert w.done() == ["report"]
+    assert len(w.matching("foreach: nothing matches .*; the task 'load' has no steps of its own now")) == 1
+    found = report.look(str(w.state), None)["steps"]
+    assert (found["total"], found["done"]) == (1, 1)
+    report.check(str(w.config), "agent", installed=False)
+    assert "nothing matches" in capsys.readouterr().err
+    (tmp_path / "in" / "a.csv").touch()
+    assert w.run() == 0
+    assert w.done() == ["report", step(tmp_path, "a")]
+
+
+def test_a_list_that_has_no_steps_today_has_nothing_to_do(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    N8: also when nothing else is in it, and when its only item has been done and moved away.
+    """
+    (tmp_path / "in").mkdir()
+    w = worker("run: n8\ntasks:\n  - {id: load, foreach: {glob: 'in/*'}, run: 'rm $AGENT_ITEM'}\n")
+    for begun_before in (False, True):
+        assert w.run() == 0
+        assert w.matching("run n8: nothing to do, the list has no steps now") or begun_before
+        found = report.look(str(w.state), None)
+        assert (found["status"], found["steps"]["total"], found["steps"]["done"]) == ("done", 0, 0)
+        (tmp_path / "in" / "a").touch()

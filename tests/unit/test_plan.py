@@ -97,11 +97,10 @@ def test_paths_that_match_in_order(tmp_path: Path) -> None:
 
 def test_every_obstacle_is_told_at_once(tmp_path: Path) -> None:
     """
-    R4: missing and broken files, empty lists, bad and repeated items, each at its place.
+    R4: missing and broken files, bad and repeated items, folders that are not there, each at its place.
     """
     (tmp_path / "twice.txt").write_text("a\n\nb\na\n")
     (tmp_path / "latin.txt").write_bytes(b"ok\ncaf\xe9\n")
-    (tmp_path / "blank.txt").write_text("\n \n")
     (tmp_path / "bad.env").write_text("A=1\nnothing\n")
     lines = refused(
         tmp_path,
@@ -109,8 +108,8 @@ def test_every_obstacle_is_told_at_once(tmp_path: Path) -> None:
 - {id: a, run: x, foreach: {lines: missing.txt}}
 - {id: b, run: x, foreach: {lines: twice.txt}}
 - {id: c, run: x, foreach: {lines: latin.txt}}
-- {id: d, run: x, foreach: {lines: blank.txt}}
-- {id: e, run: x, foreach: {glob: "*.nothing"}}
+- {id: d, run: x, foreach: {glob: "none/*.csv"}}
+- {id: e, run: x, foreach: {glob: "bad.env/*"}}
 - {id: f, run: x, foreach: [a, "", "b\\nc", a]}
 - {id: g, run: x, env_file: [missing.env, bad.env]}
 - {id: h, run: x, env_file: missing.env}""",
@@ -118,14 +117,35 @@ def test_every_obstacle_is_told_at_once(tmp_path: Path) -> None:
     assert [line.partition("; ")[0] for line in lines] == [
         "bad.env:2:1: a line without '='",
         "config.yaml:2:28: 'missing.txt' cannot be read: No such file or directory",
-        "config.yaml:5:28: foreach: 'blank.txt' has no lines with anything on them",
-        "config.yaml:6:28: foreach: nothing matches '*.nothing'",
+        "config.yaml:5:28: foreach: nothing can match 'none/*.csv': "
+        "'none' cannot be looked into (No such file or directory)",
+        "config.yaml:6:28: foreach: nothing can match 'bad.env/*': 'bad.env' cannot be looked into (Not a directory)",
         "config.yaml:7:32: foreach: an item is empty",
         "config.yaml:7:36: foreach: the item 'b\\nc' has a newline or NUL in it",
         "config.yaml:7:44: foreach: the item 'a' is there twice",
         "config.yaml:8:30: 'missing.env' cannot be read: No such file or directory",
         "latin.txt:2:4: byte 6 (0xe9) is not UTF-8",
         "twice.txt:4:1: foreach: the item 'a' is there twice",
+    ]
+
+
+def test_an_inbox_that_is_empty_today_is_no_mistake(tmp_path: Path) -> None:
+    """
+    N8: no steps, and one word for each; the folder is there, whatever it is called.
+    """
+    folder = tmp_path / "[in]*"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "blank.txt").write_text("\n \n")
+    built = build(
+        folder,
+        "- {id: a, run: x, foreach: {glob: '*.csv'}}\n"
+        "- {id: b, run: x, foreach: {glob: 'd*/**/x'}}\n"
+        "- {id: c, run: x, foreach: {lines: blank.txt}}\n"
+        "- {id: d, run: x, needs: [a, b, c]}",
+    )
+    assert ids(built) == ["d"]
+    assert [str(problem.where).rpartition("/")[2] for problem in built.empty] == [
+        f"config.yaml:{line}:28" for line in (2, 3, 4)
     ]
 
 
