@@ -69,6 +69,7 @@ class Board:
             block.end = place + 1
             block.undone += 1
             block.unfinished += 1
+        self._late = plan.late
         for name, task in plan.tasks.items():  # without a step: what needs it waits for nothing
             self._blocks.setdefault(name, _Block(0, task.needs))
         # Tasks with steps that are neither done nor failed, in order.
@@ -124,13 +125,19 @@ class Board:
         """Return when the steps that wait for their next attempt may go on, as far as that is after `now`."""
         return [retry_at for retry_at in self._waits.values() if retry_at > now]
 
+    def due(self) -> list[str]:
+        """Return the tasks whose items are to be read now, since what they need is done; see worker/late.py."""
+        found = [name for name in self._late if self._blocks[name].unfinished or self._blocks[name].end == 0]
+        found = [name for name in found if not any(self._blocks[need].undone for need in self._blocks[name].needs)]
+        return [name for name in found if self.state(f"{name}@") == WAITING]
+
     def ready(self) -> Iterator[Step]:
         """Yield the steps that wait and need no undone one, in the order of the list.
 
         What is finished or running costs nothing here, wherever it stands.
         """
-        for block in self._open.values():
-            if any(self._blocks[need].undone for need in block.needs):
+        for name, block in self._open.items():
+            if name in self._late or any(self._blocks[need].undone for need in block.needs):
                 continue
             for step in block.again:
                 yield self._by_id[step]

@@ -60,6 +60,8 @@ def next_steps(
             start.append(step)
         else:
             waits.append(retry_at)  # one that another worker has tried
+    if board.due():
+        return Next(start, free, now)  # the plan grows first
     if start or running or waits or board.count(states.ELSEWHERE):
         return Next(start, free, min(waits, default=math.inf))
     stuck = board.count(states.FAILED) + board.count(states.UNKNOWN)

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from worker import __version__, checkpoint, config, files, folder, plural
+from worker import __version__, checkpoint, config, files, folder, late, plural
 from worker.checkpoint import CheckpointError
 from worker.config import Config
 from worker.errors import StateError
@@ -42,7 +42,8 @@ def join(settings: Config, steps: Plan, places: Places, notices: list[str]) -> S
     """
     store = connect(settings, places)
     try:
-        store.enlist(steps.listing(), steps.identity())
+        listed = late.known(steps, store.items()) if steps.late else steps
+        store.enlist(listed.listing(), listed.identity())
         _bring_along(store, places, notices)
         store.note({"run": places.run})
     except BaseException:

@@ -79,10 +79,11 @@ class Plan:
     """The steps in order, those of one task side by side, and by id; the tasks by id, also those without a step.
 
     `kept`: the steps that are there only because the ledger has begun them; see worker/begun.py.  `empty`: what is
-    to be told of tasks for which nothing is there today.
+    to be told of tasks for which nothing is there today.  `late`: the tasks whose items are not known before what
+    they need is done; see worker/late.py.
     """
 
-    __slots__ = ("_task_hashes", "by_id", "empty", "kept", "run", "steps", "tasks")
+    __slots__ = ("_task_hashes", "by_id", "empty", "kept", "late", "run", "steps", "tasks")
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Plan:
         run: str = "",
         kept: frozenset[str] = frozenset(),
         empty: tuple[Problem, ...] = (),
+        late: frozenset[str] = frozenset(),
     ) -> None:
         self.steps = steps
         self.by_id = by_id
@@ -99,11 +101,13 @@ class Plan:
         self.run = run
         self.kept = kept
         self.empty = empty
+        self.late = late
         self._task_hashes: dict[str, blake2b] = {}
 
     def listing(self) -> list[tuple[str, str]]:
-        """Return the id and the definition of every step that the list has, in order."""
-        return [(step.id, self.digest(step)) for step in self.steps if step.id not in self.kept]
+        """Return the id and the definition of every step that the list has for certain, in order."""
+        listed = (step for step in self.steps if step.id not in self.kept and step.task.id not in self.late)
+        return [(step.id, self.digest(step)) for step in listed]
 
     def identity(self) -> list[tuple[str, str]]:
         """Return what machines that share the run must have in common: all of the list but what it finds in the world.
@@ -111,20 +115,32 @@ class Plan:
         Each has its own world at its own time; a task with a pattern or a file of lines stands for all its steps.
         """
         whole = {name for name, entry in self.tasks.items() if isinstance(entry.foreach, task.Glob | task.Lines)}
-        fixed = [(step.id, self.digest(step)) for step in self.steps if step.task.id not in whole | self.kept]
+        fixed = [(step, digest) for step, digest in self.listing() if self.by_id[step].task.id not in whole]
         return fixed + [(f"{name}@*", _task_hash(self.tasks[name]).hexdigest()) for name in self.tasks if name in whole]
 
     def keeping(self, steps: Iterable[Step]) -> "Plan":
         """Return a plan that has these steps besides, each after the others of its task."""
-        more: dict[str, list[Step]] = {}
-        for step in steps:
-            more.setdefault(step.task.id, []).append(step)
+        of_task, added = self._of_task(), list(steps)
+        for step in added:
+            of_task[step.task.id].append(step)
+        return self._with(of_task, self.kept.union(step.id for step in added), self.late)
+
+    def replacing(self, name: str, steps: Sequence[Step], late: bool) -> "Plan":
+        """Return a plan in which the task of this name has these steps; `late`: they are not its real ones yet."""
+        of_task = self._of_task()
+        kept = self.kept.difference(step.id for step in of_task[name])
+        of_task[name] = list(steps)
+        return self._with(of_task, kept, self.late | {name} if late else self.late - {name})
+
+    def _of_task(self) -> dict[str, list[Step]]:
         of_task: dict[str, list[Step]] = {name: [] for name in self.tasks}
         for step in self.steps:
             of_task[step.task.id].append(step)
-        by_id = {step.id: step for name, listed in of_task.items() for step in (*listed, *more.get(name, ()))}
-        kept = self.kept.union(step.id for added in more.values() for step in added)
-        return Plan(tuple(by_id.values()), by_id, self.tasks.values(), self.run, kept, self.empty)
+        return of_task
+
+    def _with(self, of_task: dict[str, list[Step]], kept: frozenset[str], late: frozenset[str]) -> "Plan":
+        by_id = {step.id: step for steps in of_task.values() for step in steps}
+        return Plan(tuple(by_id.values()), by_id, self.tasks.values(), self.run, kept, self.empty, late)
 
     def digest(self, step: Step) -> str:
         """Return a text that stands for the work of a step: while it is the same, the work is.
@@ -185,17 +201,36 @@ def _build(config: Config) -> Plan:
     _count_ranges(config.tasks)
     by_id: dict[str, Step] = {}
     empty: list[Problem] = []
+    late = frozenset(entry.id for entry in config.tasks if isinstance(entry.foreach, task.Lines) and entry.needs)
     for entry in config.tasks:
         if entry.foreach is None:
             by_id[entry.id] = Step(entry.id, entry, None)
+        elif isinstance(entry.foreach, task.Lines) and entry.needs and not os.path.lexists(entry.foreach.path):
+            standing_in = placeholder(entry)
+            by_id[standing_in.id] = standing_in
         elif not _expand(entry, by_id, problems):
             empty.append(_nothing(entry))
     problems += _needs_problems(config.tasks)
     if any(entry.key is not None for entry in config.tasks):
-        problems += _key_problems(config.run, by_id.values())
+        problems += key_problems(config.run, by_id.values())
     if problems:
         raise ConfigError(problems)
-    return Plan(tuple(by_id.values()), by_id, config.tasks, config.run, empty=tuple(empty))
+    return Plan(tuple(by_id.values()), by_id, config.tasks, config.run, empty=tuple(empty), late=late)
+
+
+def placeholder(entry: Task) -> Step:
+    """Return the step that stands for all of a task whose items are not known; no item gives its id."""
+    return Step(f"{entry.id}@", entry, None)
+
+
+def late_items(entry: Task) -> list[str]:
+    """Return the items of a task whose file of lines has just been made.  Raises ConfigError with all its mistakes."""
+    by_id: dict[str, Step] = {}
+    problems: list[Problem] = []
+    _expand(entry, by_id, problems)
+    if problems:
+        raise ConfigError(problems)
+    return [step.item for step in by_id.values() if step.item is not None]
 
 
 def _count_ranges(tasks: Sequence[Task]) -> None:
@@ -243,7 +278,7 @@ def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> boo
     return bool(items)
 
 
-def _key_problems(run: str, steps: Iterable[Step]) -> list[Problem]:
+def key_problems(run: str, steps: Iterable[Step]) -> list[Problem]:
     """Return a problem for each step whose effect would be taken for another step's."""
     problems: list[Problem] = []
     owners: dict[str, Step] = {}

@@ -17,6 +17,7 @@ from worker import (
     control,
     copies,
     folder,
+    late,
     ledger,
     member,
     plan,
@@ -37,6 +38,7 @@ from worker.ledger import Ledger, Row
 from worker.ledger.effects import UNKNOWN
 from worker.ledger.sqlite import SqliteLedger
 from worker.signs import printable
+from worker.task import Lines
 from worker.timespan import show
 
 
@@ -66,8 +68,15 @@ def show_plan(path: str) -> int:
         print(problem, file=sys.stderr)
     for step in steps.steps:
         first, *more = _work(step).strip().splitlines()
+        if step.task.id in steps.late and step.item is None:
+            print(f"{step.id}\t(one for each line of {_file(step)}, once what it needs is done)")
+            continue
         print(f"{step.id}\t{first}{' ...' if more else ''}")
     return OK
+
+
+def _file(step: plan.Step) -> str:
+    return step.task.foreach.path if isinstance(step.task.foreach, Lines) else ""
 
 
 def _work(step: plan.Step) -> str:
@@ -252,7 +261,7 @@ def _board(store: Ledger, rows: list[Row]) -> tuple[boards.Board, list[Unlisted]
 
     Raises AgentError if there is no list.
     """
-    steps = plan.build(_settings(store))
+    steps = late.known(plan.build(_settings(store)), store.items())
     counted_from = int(store.fact("counted_from") or 0)
     found = boards.replay(steps, rows, counted_from, Now(0.0, 0.0), store.worker)
     kept = begun.keep(steps, found.left)

@@ -141,6 +141,7 @@ class Run:
         self._broker.work(clock.monotonic())
         self._shop.steward.park(self._broker.waiting())
         self._hear_peers()
+        self._learn()
         for attempt in [attempt for attempt in self._crew.over() if attempt.lost]:
             self._crew.dismiss(attempt)
             self._broker.ended(attempt.step.id)
@@ -288,6 +289,15 @@ class Run:
 
     # -- another list
 
+    def _learn(self) -> None:
+        """Let the plan grow by the items of tasks whose file is made by now."""
+        found = self._standing.learn(self._running)
+        if found:
+            self._succession.know_again(self._shop.read_all().gone)
+            self._voice.learnt(found)
+            self._persist(lambda: self._ledger.note(self._standing.totals()))
+            self._companions.changed()
+
     def _more_to_do(self) -> bool:
         """At the end of the list, take in what was added to the configuration meanwhile."""
         if not self._list.changed():
@@ -299,11 +309,10 @@ class Run:
         """Read the configuration again; one that is wrong changes nothing."""
         self._orders.reload = False
         self._notifier.reloading()
-        enlist = self._ledger.enlist
-        steps = self._list.read_again(lambda plan: self._persist(lambda: enlist(plan.listing(), plan.identity())))
+        steps = self._list.read_again(self._standing.enlist)
         if steps is not None:
             self._shop.allow_descriptors()
-            self._standing.plan = steps
+            self._standing.take(steps)
             self._meter.limits = self._list.settings.budget
             found = self._shop.read_all()
             self._succession.know_again(found.gone)

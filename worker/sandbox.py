@@ -69,7 +69,7 @@ def _secret_problems(settings: Config, plan: Plan, credentials: str | None) -> l
 
 
 def _tasks(plan: Plan) -> Iterable[Task]:
-    return {step.task.id: step.task for step in plan.steps}.values()
+    return plan.tasks.values()
 
 
 def _obstacle(path: str) -> str | None:

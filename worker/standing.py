@@ -1,19 +1,32 @@
 """The standing of a run: its plan, the board, and how each claim, ending and reading of the ledger changes it."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from worker import begun, clock, ledger, status
+from worker import begun, clock, late, ledger, status
 from worker import board as boards
 from worker.begun import Unlisted
 from worker.board import Board, Replay
+from worker.errors import ConfigError
 from worker.ledger import Claim, Ending, Ledger, Row
 from worker.plan import Plan, Step
 
 # So many tasks that are defined otherwise than when they were done are named one by one.
 _TASKS_NAMED = 20
+
+
+# So long a file that is not here is left to the machine that has made it; seconds.
+_MADE_ELSEWHERE = 120.0
+
+
+class Learnt(NamedTuple):
+    """A task whose items were to be read: what stands in the way of that, if anything does."""
+
+    task: str
+    problem: str = ""
 
 
 class Standing:
@@ -26,6 +39,8 @@ class Standing:
         self._ledger = store
         self._persist = persist
         self.unlisted: dict[str, Unlisted] = {}  # steps whose task a person has taken out while they were not done
+        self._unreadable: set[str] = set()  # tasks whose items cannot be known
+        self._awaited: dict[str, float] = {}  # since when another machine is to read a task's items (monotonic clock)
         self._counted_from = 0
         self._done_left = 0  # done steps that are not in the plan
 
@@ -52,6 +67,8 @@ class Standing:
 
         The plan has all the steps then that were begun, are not done, and have their task in the list.
         """
+        if self.plan.late:
+            self.plan = late.known(self.plan, self._persist(self._ledger.items))
         found: Replay = self._persist(self._replay)
         kept = begun.keep(self.plan, found.left)
         if kept is not self.plan:
@@ -61,10 +78,68 @@ class Standing:
         here = set(running)
         self.unlisted = {entry.step: entry for entry in begun.unlisted(self.plan, found.left, here)}
         self._done_left = sum(row.outcome == ledger.DONE for row in found.gone)
+        for task in self._unreadable & self.plan.late:
+            self.board.set(f"{task}@", boards.FAILED)
         for step in here:
             if step in self.plan.by_id:
                 self.board.set(step, boards.RUNNING)
         return found
+
+    def take(self, plan: Plan) -> None:
+        """Let this be the plan; `read` brings the board up to date with it."""
+        self.plan = plan
+        self._unreadable = set()
+
+    def enlist(self, plan: Plan) -> None:
+        """Let the ledger know a plan.  Raises as Ledger.enlist does."""
+        if plan.late:
+            plan = late.known(plan, self._persist(self._ledger.items))
+        self._persist(lambda: self._ledger.enlist(plan.listing(), plan.identity()))
+
+    def learn(self, running: Iterable[str]) -> list[Learnt]:
+        """Read the items of those tasks whose file is made by now, durably; return what came of it.
+
+        The plan has their steps when this returns, and the ledger knows them; `read` brings the board up to date.
+        """
+        found: list[Learnt] = []
+        due = self.board.due()
+        if not due:
+            return found
+        items: dict[str, list[str]] = self._persist(self._ledger.items)
+        for name in due:
+            entry = self.plan.tasks[name]
+            try:
+                if late.key(entry) in items:
+                    self.plan = late.known(self.plan, {late.key(entry): items[late.key(entry)]})
+                elif self._made_elsewhere(name):
+                    self._leave_to_others(name, running)
+                    continue
+                else:
+                    texts, self.plan = late.read(self.plan, name)
+                    self._persist(functools.partial(self._ledger.add_items, late.key(entry), texts))
+            except ConfigError as exc:
+                self.plan = late.without(self.plan, name)
+                self._unreadable.add(name)
+                found.append(Learnt(name, str(exc)))
+            else:
+                found.append(Learnt(name))
+        if found:
+            self.enlist(self.plan)
+        return found
+
+    def _leave_to_others(self, name: str, running: Iterable[str]) -> None:
+        """Let the items of a task be those that another machine reads."""
+        if f"{name}@" not in self.plan.by_id:  # its file was here before
+            self.plan = late.without(self.plan, name)
+            self.read(running)
+        self.board.set(f"{name}@", boards.ELSEWHERE)
+
+    def _made_elsewhere(self, name: str) -> bool:
+        """Return whether to wait for another machine of the run to read a file that is not here."""
+        if not self._ledger.shared or not late.is_missing(self.plan.tasks[name]):
+            return False
+        since = self._awaited.setdefault(name, clock.monotonic())
+        return clock.monotonic() - since < _MADE_ELSEWHERE
 
     def changed(self, steps: Sequence[str]) -> Iterator[str]:
         """Yield a line for each task some of whose done steps, `steps`, are defined otherwise now: each once.

@@ -3,7 +3,7 @@
 The words are in worker/status.py; here they meet the run as it is at the moment.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from worker import begun, clock, plural, status
@@ -17,7 +17,7 @@ from worker.folder import Places
 from worker.journal import ERROR, NOTICE, WARNING, Journal
 from worker.ledger import Ending
 from worker.meter import Meter
-from worker.standing import Standing
+from worker.standing import Learnt, Standing
 from worker.status import News, Outcomes
 
 _ENDED = {"failed": "failed", "out-of-budget": "no budget left"}
@@ -83,6 +83,18 @@ class Voice:
     def ended(self, step: str, number: int, verdict: Verdict, took: float = 0.0) -> None:
         """Say what became of an attempt."""
         self._say(status.news(step, number, verdict, took, self._board), step=step, attempt=number)
+
+    def learnt(self, found: Iterable[Learnt]) -> None:
+        """Say what came of reading the items of tasks."""
+        plan = self._standing.plan
+        for task, problem in found:
+            if problem:
+                text = f"{task}: failed for good: its items cannot be read: {problem}"
+                self._journal.event("step-failed", text, step=task, priority=ERROR)
+            else:
+                more = plural.of(sum(step.task.id == task for step in plan.steps), "item")
+                text = f"{task}: {more}; the run has {plural.of(len(plan.steps), 'step')} now"
+                self._journal.event("plan-changed", text, step=task)
 
     def late(self, step: str, number: int) -> None:
         """Say that an attempt was not begun."""

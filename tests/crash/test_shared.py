@@ -286,3 +286,31 @@ def test_the_next_program_of_a_step_that_was_lost_is_not_begun(
     assert still.wait() == 0
     assert (tmp_path / "ran").read_text() == "x\n"
     assert still.matching("its claim has run out and is another worker's")
+
+
+def test_items_that_one_machine_has_made_are_worked_through_by_all(
+    address: str, worker: MakeWorker, tmp_path: Path
+) -> None:
+    """
+    N9: the file is on one machine alone; its lines are everybody's, once, also for one that comes later.
+    """
+    gate = tmp_path / "go"
+    gate.mkdir()
+    tasks = f"""concurrency: 2
+tasks:
+  - {{id: make, run: 'printf "1\\n2\\n3\\n4\\n" > ../../made.txt'}}
+  - id: each
+    needs: [make]
+    foreach: {{lines: made.txt}}
+    run: 'until test -e {gate}/$AGENT_ITEM; do sleep 0.02; done'
+  - {{id: last, needs: [each], run: 'true'}}
+"""
+    (one, two) = (worker(RUN.format(address=address) + tasks, folder=name) for name in ("one", "two"))
+    one.start().until("each@2: started")
+    assert (one.config.parent / "made.txt").exists() and not (two.config.parent / "made.txt").exists()
+    two.start().until("each@4: started")
+    for number in "1234":
+        (gate / number).touch()
+    assert [one.wait(), two.wait()] == [0, 0]
+    steps = [row.step for row in one.rows() if row.outcome == "done"]
+    assert sorted(steps) == ["each@1", "each@2", "each@3", "each@4", "last", "make"]
