@@ -46,11 +46,22 @@ def unlisted(known: Plan, left: Iterable[Row], running: Container[str]) -> list[
 
     One that a person has settled with "redo" is as if it had never been begun.
     """
+    rows = list(left)
+    followed = succeeded(known, rows)
     return [
         Unlisted(row.step, row.number, row.outcome or ledger.INTERRUPTED, row.cause, doubtful(row))
-        for row in left
-        if row.step not in known.by_id and row.step not in running and row.outcome != ledger.REDO
+        for row in rows
+        if row.step not in known.by_id
+        and row.step not in running
+        and row.outcome != ledger.REDO
+        and row.step not in followed
     ]
+
+
+def succeeded(known: Plan, left: Iterable[Row]) -> set[str]:
+    """Return the steps of these rows whose key is that of a step in the plan, which goes on for them."""
+    keys = {step.key(known.run) for step in known.steps if step.task.key is not None}
+    return {row.step for row in left if (row.key or f"{known.run}:{row.step}") in keys} if keys else set()
 
 
 def of_ending(ending: Ending) -> Unlisted:

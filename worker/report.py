@@ -167,15 +167,11 @@ def _from_ledger(store: Ledger, pid: int | None, root: str) -> dict[str, Any]:
         state = "stopped"
     unlisted: list[Unlisted] = []
     try:
-        board, unlisted = _board(store, rows)
+        board, unlisted = _board(store, rows, pid is not None)
         counts = status.counts(board)
     except AgentError:  # the list is gone or wrong by now: as it was when the worker last read it
-        total, done = int(store.fact("total") or 0), sum(row.outcome == ledger.DONE for row in rows)
-        done = max(0, done - int(store.fact("done_left") or 0))
-        total = max(total, done) if total else 0  # no worker has read a list since a restore
-        counts = {"total": total, "done": done, "failed": 0, "skipped": 0, "unknown": 0, "elsewhere": 0}
-        counts["waiting"] = max(0, total - done)
-    counts["waiting"] -= sum(not row.get("worker") for row in current)
+        counts = _counts_without_list(store, rows)
+    counts["waiting"] = max(0, counts["waiting"] - sum(not row.get("worker") for row in current))
     return {
         "run": store.fact("run"),
         "status": state,
@@ -194,6 +190,30 @@ def _from_ledger(store: Ledger, pid: int | None, root: str) -> dict[str, Any]:
             "version": store.fact("version"),
         },
     }
+
+
+def _counts_without_list(store: Ledger, rows: list[Row]) -> dict[str, int]:
+    """Return the counts as far as the rows tell them, and the total as it was when a worker last read the list."""
+    total, last = int(store.fact("total") or 0), _last(rows)
+    done = max(0, sum(row.outcome == ledger.DONE for row in last.values()) - int(store.fact("done_left") or 0))
+    counted_from = int(store.fact("counted_from") or 0)
+    failed = sum(row.final and row.outcome != ledger.DONE and row.seq > counted_from for row in last.values())
+    unknown = sum(row.outcome == ledger.UNKNOWN for row in last.values())
+    if total:  # else no worker has read a list since a restore
+        total = max(total, done)
+        unknown = min(unknown, total - done)
+        failed = min(failed, total - done - unknown)
+    counts = {"total": total, "done": done, "failed": failed, "skipped": 0, "unknown": unknown, "elsewhere": 0}
+    return counts | {"waiting": max(0, total - done - failed - unknown)}
+
+
+def _last(rows: list[Row]) -> dict[str, Row]:
+    """Return the last attempt of each step, of a done one that which did it."""
+    last: dict[str, Row] = {}
+    for row in rows:
+        if row.outcome == ledger.DONE or row.step not in last or last[row.step].outcome != ledger.DONE:
+            last[row.step] = row
+    return last
 
 
 def limits_of(store: Ledger) -> Budget | None:
@@ -256,9 +276,10 @@ def _print_status(found: dict[str, Any]) -> None:
 _WORKER = {"active": "working", "silent": "does not answer (stopped, or hanging)", "absent": "not running"}
 
 
-def _board(store: Ledger, rows: list[Row]) -> tuple[boards.Board, list[Unlisted]]:
+def _board(store: Ledger, rows: list[Row], alive: bool) -> tuple[boards.Board, list[Unlisted]]:
     """Return where every step stands by the ledger's rows, and those that were begun and are in the list no more.
 
+    `alive`: there is a worker, at whose steps nothing has been cut off yet.
     Raises AgentError if there is no list.
     """
     steps = late.known(plan.build(_settings(store)), store.items())
@@ -267,8 +288,8 @@ def _board(store: Ledger, rows: list[Row]) -> tuple[boards.Board, list[Unlisted]
     kept = begun.keep(steps, found.left)
     if kept is not steps:
         found = boards.replay(kept, rows, counted_from, Now(0.0, 0.0), store.worker)
-    alive = {row.step for row in rows if row.outcome is None and row.worker != store.worker}
-    return found.board, begun.unlisted(kept, found.left, alive)
+    running = {row.step for row in rows if row.outcome is None and (alive or row.worker != store.worker)}
+    return found.board, begun.unlisted(kept, found.left, running)
 
 
 def show_list(root: str, installed: Installed | None) -> int:
@@ -277,16 +298,14 @@ def show_list(root: str, installed: Installed | None) -> int:
     try:
         rows = list(store.rows())
         alive = folder.holder(root) is not None
-        last: dict[str, Row] = {}
-        for row in rows:
-            if row.outcome == ledger.DONE or row.step not in last or last[row.step].outcome != ledger.DONE:
-                last[row.step] = row
-        names, waiting = list(last), set[str]()
+        last = _last(rows)
+        names = list(last)
+        waiting = {name for name, row in last.items() if not row.final}
         doubted = {name for name, row in last.items() if row.outcome == ledger.UNKNOWN}
         unknown = [effect for effect in store.effects.all() if effect.state == UNKNOWN]
         unlisted = set[str]()
         try:
-            board, left = _board(store, rows)
+            board, left = _board(store, rows, alive)
         except AgentError as exc:
             print(f"without the task list, these are the steps tried so far: {exc}", file=sys.stderr)
         else:
@@ -299,7 +318,8 @@ def show_list(root: str, installed: Installed | None) -> int:
         for name in names:
             row_ = last.get(name)
             mine = row_ is not None and row_.worker == store.worker
-            line = _list_line(name, row_, name in waiting, alive or not mine, name in doubted)
+            state = "removed" if name in unlisted else "waiting" if name in waiting else "failed"
+            line = _list_line(name, row_, state, alive or not mine, name in doubted)
             print(f"{line} (no longer in the list)" if name in unlisted else line)
         for effect in unknown:
             print(f"unknown  effect '{effect.key}' of {effect.step}, since {clock.stamp(effect.at)}")
@@ -310,7 +330,8 @@ def show_list(root: str, installed: Installed | None) -> int:
     return OK
 
 
-def _list_line(name: str, row: Row | None, waiting: bool, alive: bool, doubted: bool) -> str:
+def _list_line(name: str, row: Row | None, state: str, alive: bool, doubted: bool) -> str:
+    """Return what is printed of a step; `state`: what it is in if it is not running, done, nor doubted."""
     if row is None:
         return f"waiting  {name}"
     if row.outcome is None:
@@ -321,7 +342,6 @@ def _list_line(name: str, row: Row | None, waiting: bool, alive: bool, doubted: 
         return f"done     {name}  {clock.stamp(row.ended or 0)} in {_took(row)}{_tries(row)}"
     if doubted:
         return f"unknown  {name}  attempt {row.number}: {row.cause}"
-    state = "waiting" if waiting else "failed"
     return f"{state:<8} {name}  attempt {row.number} {row.outcome}: {row.cause}"
 
 

@@ -39,6 +39,7 @@ class Standing:
         self._ledger = store
         self._persist = persist
         self.unlisted: dict[str, Unlisted] = {}  # steps whose task a person has taken out while they were not done
+        self._succeeded: set[str] = set()  # steps that are not in the plan, and for whose key another one is
         self._unreadable: set[str] = set()  # tasks whose items cannot be known
         self._awaited: dict[str, float] = {}  # since when another machine is to read a task's items (monotonic clock)
         self._counted_from = 0
@@ -76,6 +77,7 @@ class Standing:
             found = self._persist(self._replay)
         self.board = found.board
         here = set(running)
+        self._succeeded = begun.succeeded(self.plan, found.left)
         self.unlisted = {entry.step: entry for entry in begun.unlisted(self.plan, found.left, here)}
         self._done_left = sum(row.outcome == ledger.DONE for row in found.gone)
         for task in self._unreadable & self.plan.late:
@@ -208,7 +210,7 @@ class Standing:
             self.unlisted.pop(step, None)
             if ending.outcome == ledger.DONE:
                 self._done_left += 1
-            else:
+            elif step not in self._succeeded:
                 self.unlisted[step] = begun.of_ending(ending)
             return
         if ending.outcome == ledger.DONE:

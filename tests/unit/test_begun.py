@@ -380,3 +380,83 @@ def test_a_list_that_has_no_steps_today_has_nothing_to_do(worker: MakeWorker, tm
         found = report.look(str(w.state), None)
         assert (found["status"], found["steps"]["total"], found["steps"]["done"]) == ("done", 0, 0)
         (tmp_path / "in" / "a").touch()
+
+
+def test_a_step_that_failed_and_was_taken_out_is_listed_as_removed(
+    worker: MakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    N6: not as failed, since it fails nothing any more.
+    """
+    w = worker(TWO + "  - {id: old, run: 'false', retry: {attempts: 1}}\n")
+    assert w.run() == 70
+    w.config.write_text(TWO)
+    assert w.run() == 0
+    assert w.matching("old: no longer in the list; 1 step was begun and not done: old")
+    report.show_list(str(w.state), None)
+    assert "removed  old  attempt 1 failed: exited with status 1 (no longer in the list)" in capsys.readouterr().out
+
+
+def test_states_and_counts_without_the_list_are_those_of_the_ledger(
+    worker: MakeWorker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    E3, N6: what was cut off is not called failed, nor what has failed waiting.
+    """
+    w = worker(TWO + OLD + "  - {id: never, run: 'echo begun >&2; sleep 300', redo: never}\n")
+    w.start().until("old: begun")
+    w.kill()
+    w.config.write_text(w.config.read_text().replace("sleep 300'}", "exit 1', retry: {attempts: 1}}"))
+    w.start().until("never: begun")
+    w.kill()
+    assert w.run() == 70
+    w.config.write_text("wrong")
+    found = report.look(str(w.state), None)["steps"]
+    assert (found["total"], found["done"], found["failed"], found["unknown"], found["waiting"]) == (3, 1, 1, 1, 0)
+    report.show_list(str(w.state), None)
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["done", "keep"], ["failed", "old"], ["unknown", "never"],
+    ]  # fmt: skip
+
+
+def test_a_begun_step_stays_on_the_machine_that_goes_on(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    N6: restored elsewhere, where its item never was; its id was cut, so that the item is in the copy alone.
+    """
+    from worker import export, restore
+
+    deep = tmp_path / "in" / ("d" * 200)
+    deep.mkdir(parents=True)
+    (deep / "b.csv").touch()
+    tasks = (
+        "run: moved\ndefaults: {retry: {delay: 0s}}\ntasks:\n"
+        f"  - {{id: load, foreach: {{glob: '{deep}/*'}},\n"
+        "     run: 'if rm $AGENT_ITEM; then echo gone >&2; sleep 300; fi'}\n"
+        "  - {id: report, needs: [load], run: 'true'}\n"
+    )
+    w = worker(tasks, folder="one")
+    w.start().until(": gone")
+    w.kill()
+    copy = str(tmp_path / "copy.json")
+    export.export(copy, str(w.state), None)
+    other = worker(tasks, folder="two")
+    restore.restore(copy, str(other.state), None, force=False)
+    assert other.run() == 0
+    (first, last) = other.done()
+    assert "~" in first and last == "report"
+    assert other.matching("load: 1 begun step stays in the plan")
+
+
+def test_what_another_task_does_under_the_same_key_is_not_left_behind(worker: MakeWorker) -> None:
+    """
+    N6: a task that was renamed goes on under its key, and nobody is asked to settle its old name.
+    """
+    listed = "run: renamed\ntasks:\n  - {id: %s, key: k, check: 'echo found', run: 'echo begun >&2; sleep 300'}\n"
+    w = worker(listed % "old")
+    w.start().until("old: begun")
+    w.kill()
+    w.config.write_text(listed % "new")
+    assert w.run() == 0
+    assert w.done() == ["new"]
+    assert not w.matching("no longer in the list")
+    assert report.look(str(w.state), None)["unlisted"] == []
