@@ -248,6 +248,9 @@ def _nothing(entry: Task) -> Problem:
     foreach = entry.foreach
     if isinstance(foreach, task.Glob):
         what = f"foreach: nothing matches {foreach.pattern!r}"
+        meant = textfile.beside_target(foreach.pattern, entry.foreach_mark)
+        if meant and _found(meant):
+            return Problem(entry.foreach_mark, what, textfile.link_hint(meant))
     else:
         assert isinstance(foreach, task.Lines)
         what = f"foreach: {foreach.path!r} has no lines with anything on them"
@@ -386,11 +389,20 @@ def _matches(pattern: str, mark: Mark, most: int) -> list[str]:
             pass
     except OSError as exc:
         what = f"foreach: nothing can match {pattern!r}: '{folder}' cannot be looked into ({exc.strerror})"
-        raise ConfigError([Problem(mark, what, "check the pattern and its folder")]) from None
-    matches = sorted(islice(glob.iglob(pattern, recursive=True), most + 1))
+        meant = textfile.beside_target(pattern, mark)
+        hint = textfile.link_hint(meant) if meant and _found(meant) else "check the pattern and its folder"
+        raise ConfigError([Problem(mark, what, hint)]) from None
+    matches = _found(pattern, most + 1)
     if len(matches) > most:
         raise _too_many(mark)
     return matches
+
+
+def _found(pattern: str, most: int = 1) -> list[str]:
+    """Return the first `most` paths that match, in order."""
+    import glob
+
+    return sorted(islice(glob.iglob(pattern, recursive=True), most))
 
 
 def _bad_item(item: str, where: Mark) -> Problem:

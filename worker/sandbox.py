@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable
 
-from worker import awake
+from worker import awake, textfile
 from worker.config import Config
 from worker.errors import ConfigError, Mark, Problem
 from worker.plan import Plan
@@ -34,7 +34,7 @@ def folder_problems(plan: Plan) -> list[Problem]:
         if task.expect and task.expect.file and os.path.isabs(task.expect.file):
             folders.setdefault(os.path.dirname(task.expect.file), ("expect: the folder", task.mark))
     return [
-        Problem(mark, f"{key}: '{path}' {what}", _hint(path))
+        Problem(mark, f"{key}: '{path}' {what}", _beside(path, mark) or _hint(path))
         for path, (key, mark) in folders.items()
         if (what := _obstacle(path))
     ]
@@ -81,6 +81,11 @@ def _obstacle(path: str) -> str | None:
         return None
     read_only = os.statvfs(path).f_flag & os.ST_RDONLY
     return "is on a read-only file system for this worker" if read_only else "may not be written by this user"
+
+
+def _beside(path: str, mark: Mark) -> str:
+    meant = textfile.beside_target(path, mark)
+    return textfile.link_hint(meant) if meant and os.path.isdir(meant) and not os.path.exists(path) else ""
 
 
 def _hint(path: str) -> str:

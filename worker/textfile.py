@@ -34,7 +34,7 @@ def read(path: str, most: int, named_at: Mark | None = None) -> str:
     except OSError as exc:
         subject = f"{path!r} " if named_at else ""
         what = f"{subject}cannot be read: {exc.strerror}"
-        raise ConfigError([Problem(named_at or Mark(path), what, _advice(exc))]) from None
+        raise ConfigError([Problem(named_at or Mark(path), what, _advice(exc, path, named_at))]) from None
     return _decode(path, data)
 
 
@@ -42,9 +42,24 @@ def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # a pipe that nobody writes to would be waited for without end
 
 
-def _advice(exc: OSError) -> str:
+def beside_target(path: str, named_at: Mark | None) -> str:
+    """Return the path that was meant if the list which names `path` is a link, and it is beside the list itself."""
+    if named_at is None or not os.path.islink(named_at.file):
+        return ""
+    below = os.path.relpath(path, os.path.dirname(named_at.file))
+    meant = os.path.normpath(os.path.join(os.path.dirname(os.path.realpath(named_at.file)), below))
+    return meant if meant != path else ""
+
+
+def link_hint(meant: str) -> str:
+    """Return what to do about a path that is beside the list, where the list is called by a link."""
+    return f"the list is a link, and its paths count from the folder of the link: write {meant}"
+
+
+def _advice(exc: OSError, path: str, named_at: Mark | None) -> str:
     if isinstance(exc, FileNotFoundError):
-        return "check the name, or create it"
+        meant = beside_target(path, named_at)
+        return link_hint(meant) if meant and os.path.exists(meant) else "check the name, or create it"
     if isinstance(exc, PermissionError):
         return f"make it readable for uid {os.geteuid()}, or use sudo"
     if isinstance(exc, IsADirectoryError) or exc.strerror == _KINDS[stat.S_IFDIR]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker import config, plan
+from worker import config, plan, sandbox
 from worker.errors import ConfigError
 from worker.plan import Plan
 
@@ -147,6 +147,35 @@ def test_an_inbox_that_is_empty_today_is_no_mistake(tmp_path: Path) -> None:
     assert [str(problem.where).rpartition("/")[2] for problem in built.empty] == [
         f"config.yaml:{line}:28" for line in (2, 3, 4)
     ]
+
+
+def test_a_list_that_is_a_link_is_told_where_its_files_are(tmp_path: Path) -> None:
+    """
+    E9: paths count from the folder of the link; what is beside the list itself is named.
+    """
+    there, here = tmp_path / "project", tmp_path / "etc"
+    for folder in (there, there / "src", here):
+        folder.mkdir()
+    for name in ("l.txt", "a.env", "x.csv", "src/y.csv"):
+        (there / name).touch()
+    (there / "list.yaml").write_text(
+        "run: r\ntasks:\n"
+        "- {id: a, run: x, foreach: {lines: l.txt}}\n"
+        "- {id: b, run: x, foreach: {glob: 'src/*.csv'}}\n"
+        "- {id: c, run: x, env_file: a.env}\n"
+    )
+    (here / "config.yaml").symlink_to(there / "list.yaml")
+    with pytest.raises(ConfigError) as caught:
+        plan.build(config.load(str(here / "config.yaml")))
+    assert [str(problem).rpartition("write ")[2] for problem in caught.value.problems] == [
+        str(there / name) for name in ("l.txt", "src/*.csv", "a.env")
+    ]
+    (there / "list.yaml").write_text("run: r\ntasks:\n- {id: a, run: x, cwd: src, foreach: {glob: '*.csv'}}\n")
+    built = plan.build(config.load(str(here / "config.yaml")))
+    (nothing,) = built.empty
+    assert str(nothing).endswith(f"write {there}/*.csv")
+    (cwd,) = sandbox.folder_problems(built)
+    assert str(cwd).endswith(f"write {there}/src")
 
 
 def test_a_file_name_that_is_not_text_is_refused(tmp_path: Path) -> None:
