@@ -237,6 +237,22 @@ def test_what_was_tried_outlives_a_change_of_the_list(dsn: str, server: Server) 
     assert one.record([], asked).claims == [claim("b", 2), claim("c")]
 
 
+def test_machines_that_find_other_items_share_a_run(dsn: str, server: Server) -> None:
+    """
+    N6: the list is the same, the world is not. None drops what another one has found while that is at work.
+    """
+    same = [("load@*", "x")]
+    one, two = join(dsn), join(dsn, "two")
+    one.enlist([], same)
+    two.enlist([("load@a", "x")], same)
+    one.enlist([("load@b", "x")], same)
+    listed = "SELECT step FROM agent.steps ORDER BY 1"
+    assert server.execute(listed, database=database(dsn)) == [("load@a",), ("load@b",)]
+    assert one.record([], [claim("load@b"), claim("load@a")]).claims == [claim("load@b"), claim("load@a")]
+    with pytest.raises(StateError):
+        two.enlist([("load@a", "y")], [("load@*", "y")])
+
+
 def test_a_hundred_thousand_steps(dsn: str) -> None:
     """
     They are enlisted at once, and claiming one costs what it costs among three.

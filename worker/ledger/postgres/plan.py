@@ -39,7 +39,7 @@ def enlist(
             known = dict(connection.execute(_UNTRIED, values).fetchall())
             listed = dict(steps)
             gone = [step for step, untried in known.items() if untried and step not in listed]
-            if not connection.execute(_AT_WORK, values).fetchone():
+            if connection.execute(_AT_WORK, values).fetchone() is None:
                 connection.execute(_DROP, values | {"steps": gone})
             connection.execute(_ADD, values | {"steps": [step for step in listed if step not in known]})
             connection.execute("UPDATE agent.runs SET plan = %(plan)s WHERE run = %(run)s", values)
