@@ -118,7 +118,7 @@ def test_a_server_that_is_away_is_waited_out(agent: Machine) -> None:
     """
     service = Service(
         agent,
-        f"{LEDGER}concurrency: 2\ntasks:\n"
+        f"{LEDGER}run: away\nconcurrency: 2\ntasks:\n"
         "  - {id: short, run: 'read -r _ < /srv/gate/short; echo over'}\n"
         "  - {id: long, run: 'read -r _ < /srv/gate/long; echo over'}\n"
         "  - {id: last, run: 'true'}\n",
@@ -147,7 +147,7 @@ def test_what_ends_while_the_server_is_away_is_not_done_again_by_the_next_worker
     The worker is restarted, and killed, and started again before it can be recorded.
     """
     tasks = "tasks:\n  - {id: a, run: 'echo x >>../ran; read -r _ < /srv/gate/a; seq 1000', retry: {attempts: 1}}\n"
-    service = Service(agent, f"{LEDGER}{tasks}", f"{DROP_IN}[Unit]\nStartLimitBurst=1000\n")
+    service = Service(agent, f"{LEDGER}run: away\n{tasks}", f"{DROP_IN}[Unit]\nStartLimitBurst=1000\n")
     agent.run("mkdir /srv/gate; mkfifo -m 666 /srv/gate/a")
     service.start()
     service.wait("step-started", "a")
