@@ -43,7 +43,8 @@ def join(settings: Config, steps: Plan, places: Places, notices: list[str]) -> S
     store = connect(settings, places)
     try:
         listed = late.known(steps, store.items()) if steps.late else steps
-        store.enlist(listed.listing(), listed.identity())
+        listing = listed.listing()
+        store.enlist(listing, listed.identity(listing))
         _bring_along(store, places, notices)
         store.note({"run": places.run})
     except BaseException:

@@ -109,13 +109,16 @@ class Plan:
         listed = (step for step in self.steps if step.id not in self.kept and step.task.id not in self.late)
         return [(step.id, self.digest(step)) for step in listed]
 
-    def identity(self) -> list[tuple[str, str]]:
+    def identity(self, listing: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Return what machines that share the run must have in common: all of the list but what it finds in the world.
 
+        `listing`: what listing() returns, which costs a digest for each step.
         Each has its own world at its own time; a task with a pattern or a file of lines stands for all its steps.
         """
         whole = {name for name, entry in self.tasks.items() if isinstance(entry.foreach, task.Glob | task.Lines)}
-        fixed = [(step, digest) for step, digest in self.listing() if self.by_id[step].task.id not in whole]
+        if not whole:
+            return listing
+        fixed = [(step, digest) for step, digest in listing if self.by_id[step].task.id not in whole]
         return fixed + [(f"{name}@*", _task_hash(self.tasks[name]).hexdigest()) for name in self.tasks if name in whole]
 
     def keeping(self, steps: Iterable[Step]) -> "Plan":

@@ -96,7 +96,9 @@ class Standing:
         """Let the ledger know a plan.  Raises as Ledger.enlist does."""
         if plan.late:
             plan = late.known(plan, self._persist(self._ledger.items))
-        self._persist(lambda: self._ledger.enlist(plan.listing(), plan.identity()))
+        if self._ledger.shared:
+            listing = plan.listing()
+            self._persist(lambda: self._ledger.enlist(listing, plan.identity(listing)))
 
     def learn(self, running: Iterable[str]) -> list[Learnt]:
         """Read the items of those tasks whose file is made by now, durably; return what came of it.
