@@ -36,7 +36,7 @@ class Run:
     def __init__(self, name: str, minutes: float, *arguments: str) -> None:
         """`minutes`: how long it takes on two cores that have nothing else to do."""
         self.name, self.minutes = name, minutes
-        self._command = [sys.executable, "-m", "pytest", *arguments]
+        self._command = [sys.executable, "-m", "pytest", "--no-header", *arguments]
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this
         self._process: subprocess.Popen[bytes] | None = None
         self._began = time.monotonic()
@@ -123,9 +123,9 @@ def announce(runs: list[Run]) -> None:
     names = ", ".join(run.name for run in runs)
     print(f"tests: {names}; about {max(1, round(minutes))} min on two cores.  tests/README.md says what each proves.")
     outcome = "fail" if os.environ.get("AGENT_REQUIRE_SYSTEM") == "1" else "are skipped"
-    for kind, reason in (("machine", supervisor.why_not()), ("PostgreSQL", postgres.why_not())):
+    for kind, reason in (("a machine", supervisor.why_not()), ("PostgreSQL", postgres.why_not())):
         if reason:
-            print(f"tests with a {kind} {outcome}: {reason}")
+            print(f"tests with {kind} {outcome}: {reason}")
 
 
 def work(runs: list[Run]) -> None:
