@@ -22,7 +22,7 @@ from worker import clock, control, wire
 from worker.broker import Broker
 from worker.errors import AgentError
 from worker.events import Events, Signals
-from worker.ledger.effects import Effect
+from worker.ledger.effects import CLAIMED, Effect
 from worker.ledger.sqlite import SqliteLedger
 from worker.ledger.sqlite.effects import SqliteEffects
 
@@ -245,7 +245,10 @@ def read_until(process: subprocess.Popen[bytes], fd: int, words: str) -> str:
 
 
 def main(folder: str, settings: dict[str, str]) -> None:
-    """Keep effects until SIGTERM.  `die_after=NAME`: kill ourselves when the ledger has done that."""
+    """Keep effects until SIGTERM.  `die_after=NAME`: kill ourselves when the ledger has done that.
+
+    `inherit=yes`: the steps that hold claims have outlived the keeper before.
+    """
     events = Events()
     ledger = SqliteLedger.open(f"{folder}/ledger.db")
     stopped: list[int] = []
@@ -279,6 +282,8 @@ def main(folder: str, settings: dict[str, str]) -> None:
         lambda step, key, outcome: print(outcome, step, key, flush=True),
         told,
     )
+    if settings.get("inherit"):
+        broker.inherit([effect for effect in ledger.effects.all() if effect.state == CLAIMED])
     signals = Signals(events, [signal.SIGTERM], stopped.append)
     server = control.Server(f"{folder}/control", events, lambda: snapshot, broker)
     print("ready", flush=True)

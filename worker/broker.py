@@ -27,6 +27,7 @@ _INHERITED_LEASE = 60.0
 _RENEW_AFTER = 1 / 3
 # The loop has other things to do, and pings in between.
 _SLICE = 0.2
+_CLAIMANT_MAX = 64
 _DIGITS = 18  # of a number that fits into 63 bits
 _OUTCOMES = (wire.EXECUTED, wire.TAKEN_OVER, wire.FOUND)
 
@@ -40,7 +41,9 @@ class Persist(Protocol):
 class _Caller:
     """One connection's claim, or its wish for one."""
 
-    __slots__ = ("begun", "client", "key", "lease", "parameters", "renew_at", "step", "take_over", "token", "waited")
+    __slots__ = (
+        "begun", "claimant", "client", "key", "lease", "parameters", "renew_at", "step", "take_over", "token", "waited"
+    )  # fmt: skip
 
     def __init__(self, client: Connection, request: dict[str, str]) -> None:
         """Raises KeyError or ValueError for a request that is none."""
@@ -49,6 +52,7 @@ class _Caller:
         self.parameters = request["parameters"]
         if not self.parameters.isalnum():
             raise ValueError("the parameters are no digest")
+        self.claimant = _claimant(request)
         self.lease = float(request["lease"])
         _check(self.key, self.lease)
         self.take_over = request.get("take_over") == "yes"
@@ -61,10 +65,11 @@ class _Caller:
 class _Heir:
     """Whoever has a claim in a step that has outlived the worker which granted it; it has no connection to us."""
 
-    __slots__ = ("key", "lease", "renew_at", "step", "token")
+    __slots__ = ("claimant", "key", "lease", "renew_at", "step", "token")
 
     def __init__(self, effect: Effect) -> None:
         self.key, self.step, self.token = effect.key, effect.step, effect.token
+        self.claimant = effect.claimant
         self.lease = _INHERITED_LEASE
         self.renew_at = clock.monotonic() + self.lease * _RENEW_AFTER
 
@@ -202,7 +207,11 @@ class Broker:
             return
         self._callers[client] = caller
         line = self._lines.setdefault(caller.key, _Line())
-        line.waiting.append(caller)
+        if isinstance(line.holder, _Heir) and caller.claimant and line.holder.claimant == caller.claimant:
+            line.holder = None  # it never heard of its claim, so it comes before those who wait for that
+            line.waiting.appendleft(caller)
+        else:
+            line.waiting.append(caller)
         if line.holder is not None:
             self._let_wait(caller, line.holder.step)
         elif line.look_at == math.inf:
@@ -214,25 +223,32 @@ class Broker:
             caller.begun = True
 
     def _commit(self, client: Connection, request: dict[str, str], result: bytes | None, now: float) -> None:
-        key, token = _claim_of(request)
+        key, token, claimant = _claim_of(request)
         step, outcome, size = request["step"], request["outcome"], _count(request["size"])
         kept = (result or b"") if request["kept"] == "yes" else None
         if outcome not in _OUTCOMES or (kept is not None and len(kept) != size):
             raise ValueError("the result is not what the request says")
         self.committing = True
         try:
-            done = self._persist(lambda: self._effects.commit(key, token, kept, size))
+            done = self._persist(lambda: self._effects.commit(key, token, kept, size, claimant))
         finally:
             self.committing = False
         self._tell(step, key, outcome if done else wire.LOST)
         client.answer({"verdict": wire.COMMITTED if done else wire.LOST})
-        self._end(key, token, now)
+        if self._is_claimants(key, claimant):
+            self._end(key, token, now)
 
     def _release(self, client: Connection, request: dict[str, str], _result: bytes | None, now: float) -> None:
-        key, token = _claim_of(request)
-        self._persist(lambda: self._effects.release(key, token))
+        key, token, claimant = _claim_of(request)
+        self._persist(lambda: self._effects.release(key, token, claimant))
         client.answer({"verdict": wire.RELEASED})
-        self._end(key, token, now)
+        if self._is_claimants(key, claimant):
+            self._end(key, token, now)
+
+    def _is_claimants(self, key: str, claimant: str) -> bool:
+        """Return whether a claim that we know of is this claimant's to end."""
+        line = self._lines.get(key)
+        return line is not None and line.holder is not None and line.holder.claimant in ("", claimant)
 
     def _hear_person(self, client: Connection, request: dict[str, str], result: bytes | None, _now: float) -> None:
         if self._told is None:
@@ -253,8 +269,10 @@ class Broker:
             self._serve(key, now)
             return
         # Until it says that it begins, a claim that nobody had before it is as good as none.
-        give_up = self._effects.abandon if caller.begun else self._effects.release
-        self._persist(lambda: give_up(key, token))
+        if caller.begun:
+            self._persist(lambda: self._effects.abandon(key, token))
+        else:
+            self._persist(lambda: self._effects.release(key, token, caller.claimant))
         self._end(key, token, now)
 
     # -- lines
@@ -265,8 +283,8 @@ class Broker:
         line.look_at = math.inf
         while line.waiting and line.holder is None:
             caller = line.waiting[0]
-            claim = partial(self._effects.claim, key, caller.parameters, caller.step, caller.lease, caller.take_over)
-            answer: Answer = self._persist(claim)
+            terms = caller.parameters, caller.step, caller.lease, caller.take_over, caller.claimant
+            answer: Answer = self._persist(partial(self._effects.claim, key, *terms))
             if answer.verdict == HELD:
                 line.look_at = now + _LOOK_EVERY
                 for other in line.waiting:
@@ -337,10 +355,18 @@ def _in_circle(step: str, waits_for: dict[str, set[str]]) -> bool:
     return False
 
 
-def _claim_of(request: dict[str, str]) -> tuple[str, int]:
+def _claim_of(request: dict[str, str]) -> tuple[str, int, str]:
     key = request["key"]
     _check(key, wire.LEASE_MIN)
-    return key, _count(request["token"])
+    return key, _count(request["token"]), _claimant(request)
+
+
+def _claimant(request: dict[str, str]) -> str:
+    """Return the secret of the process that asks; empty for a program of an older version, which has none."""
+    claimant = request.get("claimant", "")
+    if claimant and not (claimant.isascii() and claimant.isalnum() and len(claimant) <= _CLAIMANT_MAX):
+        raise ValueError("the claimant is no secret of 128 bits")
+    return claimant
 
 
 def _count(text: str) -> int:

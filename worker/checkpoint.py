@@ -123,8 +123,12 @@ def _lines(entries: list[dict[str, object]]) -> bytes:
     return b"\n" + _encode(entries)[1:-1].replace('}, {"seq": ', '},\n{"seq": ').encode()
 
 
+# What a claim has to do with the processes that hold it is of no use elsewhere, and the claimant is a secret.
+_HOLDERS = ("result", "token", "worker", "claimant", "taken")
+
+
 def _effect_entry(effect: Effect) -> dict[str, object]:
-    entry = {name: value for name, value in effect._asdict().items() if name not in ("result", "token", "worker")}
+    entry = {name: value for name, value in effect._asdict().items() if name not in _HOLDERS}
     return entry if effect.result is None else entry | _packed(effect.result)
 
 

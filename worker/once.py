@@ -153,6 +153,7 @@ class Claim:
         self._lease = lease
         self._take_over = take_over
         self._on_wait = on_wait
+        self._claimant = os.urandom(16).hex()  # nobody else knows it: what we have claimed is ours to end
         self._token = ""
         self._most = 0
         self._happened = False
@@ -236,6 +237,7 @@ class Claim:
                 "parameters": self._parameters,
                 "step": self._step,
                 "lease": self._lease,
+                "claimant": self._claimant,
                 "take_over": self._take_over,
                 "waited": self._happened,
             },
@@ -254,6 +256,7 @@ class Claim:
             "once": "commit",
             "key": self.key,
             "token": self._token,
+            "claimant": self._claimant,
             "step": self._step,
             "outcome": outcome,
             "size": made.size,
@@ -266,7 +269,9 @@ class Claim:
 
     def _release(self) -> None:
         try:
-            self._ask({"once": "release", "key": self.key, "token": self._token}, _PATIENCE_BEFORE)
+            self._ask(
+                {"once": "release", "key": self.key, "token": self._token, "claimant": self._claimant}, _PATIENCE_BEFORE
+            )
         except EffectError as exc:
             print(f"once: '{self.key}': that it did not happen is not recorded: {exc}", file=sys.stderr)
 

@@ -1,15 +1,15 @@
 """The language of the control socket: one line a request, one line an answer, fields NAME=VALUE with tabs between.
 
     ask=status                                         the snapshot as one JSON text, and the end
-    once=claim key= parameters= step= lease= take_over=yes|no waited=yes|no
+    once=claim key= parameters= step= lease= take_over=yes|no waited=yes|no claimant=
         verdict=waiting step=                          another is at it; another answer follows
         verdict=granted|taken-over token= most=        the effect is the caller's to do; results up to `most` are kept
         verdict=committed outcome=skipped|awaited size= kept=yes|no, and the result
         verdict=unknown|conflict step= since=
     once=begin key= token=                             no answer: from now on nobody knows whether it has happened
-    once=commit key= token= step= outcome= size= kept=yes|no, and the result
+    once=commit key= token= claimant= step= outcome= size= kept=yes|no, and the result
         verdict=committed|lost                         lost: another has the claim by now
-    once=release key= token=                           it did not happen
+    once=release key= token= claimant=                 it did not happen
         verdict=released
     settle=STEP|KEY who= kept=yes|no, and the result   a person says that it has happened, or with kept=no that not
         settled=TEXT
@@ -17,7 +17,9 @@
 
 A result travels beside its line, in a memfd (memfd_create(2)): that of size 0 in none.  A connection that ends
 while it has a claim gives it up: before `begin` nothing has happened, after it nobody can tell.  A token is good on
-any connection, so that an effect which outlived the worker can be committed to the next one.
+any connection, so that an effect which outlived the worker can be committed to the next one, but only together with
+the secret of 128 random bits that came with the claim (claimant).  A claim that was granted and whose answer was lost
+is granted again to the claimant that has it.
 
 This is imported by what a step calls, so it imports nothing (see worker/step.py); the verdicts are the words of
 worker/ledger/effects.py.

@@ -13,10 +13,11 @@ import pytest
 
 from tests.keeper import Gate, Keeper, Raw, end, read_until
 from tests.support import PATIENCE
-from worker import wire
+from worker import once, wire
 from worker.ledger import effects
 
 CHECK = ["--check", "cat effects; test -s effects"]  # prints a line for each time that it happened
+_X = once.digest("text", [b"x"])  # of --parameters x
 HAPPEN = ["sh", "-c", "echo x >> effects; echo done"]
 
 
@@ -354,3 +355,64 @@ print(len(results))
 """)
     assert done.stdout == b"64\n", done.stderr
     assert keeper.happened() == 64
+
+
+@pytest.mark.parametrize("inherited", [True, False], ids=["its step is known", "its step is not known"])
+@pytest.mark.parametrize("taken_over", [True, False], ids=["taken over", "new"])
+def test_a_claim_whose_answer_was_lost_is_granted_again_to_who_asked(
+    keeper: Keeper, taken_over: bool, inherited: bool
+) -> None:
+    """
+    C13: the worker dies between the claim's commit and its answer.  The one who asked lives and knows that it has not
+    begun, so the effect happens, without a person; what may have been begun before it is looked for first.
+    """
+    check = CHECK if taken_over else []
+    words = ["k", *check, "--parameters", "x", "--", *HAPPEN]
+    if taken_over:  # somebody was killed in it
+        raw = Raw(keeper)
+        raw.say(once="begin", key="k", token=raw.claim("k", parameters=_X)["token"]).close()
+    keeper.kill()
+    keeper.start(die_after="claim")
+    caller = keeper.begin(*words)
+    assert keeper.wait() == -signal.SIGKILL
+    keeper.start(inherit="yes" if inherited else "")
+    done = end(caller)
+    assert (done.returncode, done.stdout) == (0, b"done\n"), done.stderr
+    keeper.until(f"{'taken-over' if taken_over else 'executed'} a k")
+    assert keeper.happened() == 1
+
+
+def test_a_release_whose_answer_was_lost_is_repeated(keeper: Keeper) -> None:
+    """
+    C13: the command failed; the worker dies when that is recorded.  The next caller may do it.
+    """
+    keeper.kill()
+    keeper.start(die_after="release")
+    failing = keeper.begin("k", "--parameters", "x", "--", "sh", "-c", "exit 3")
+    assert keeper.wait() == -signal.SIGKILL
+    keeper.start()
+    assert end(failing).returncode == 3
+    assert b"executed" in keeper.once("k", "--parameters", "x", "--", *HAPPEN).stderr
+
+
+def test_nobody_else_ends_a_claim(keeper: Keeper, gate: Gate) -> None:
+    """
+    S14: another process that says the right key and token, on a connection of its own, neither commits nor releases it.
+    """
+    caller = keeper.begin("k", "--", "sh", "-c", f"echo started >&2; {gate.COMMAND}; echo x >> effects; echo true")
+    until(caller, "started")
+    token = keeper.effect("k").token
+    for claimant in ("", "0" * 32):
+        raw = Raw(keeper)
+        fields = {"key": "k", "token": token, "claimant": claimant}
+        forged = {**fields, "step": "b", "outcome": "executed", "size": 0, "kept": True}
+        assert raw.say(once="commit", **forged).hear() == {"verdict": wire.LOST}
+        raw.say(once="release", **fields).hear()
+        raw.close()
+    raw = Raw(keeper)
+    assert raw.claim("k", parameters=keeper.effect("k").parameters)["verdict"] == wire.WAITING
+    raw.close()
+    gate.open()
+    done = end(caller)
+    assert (done.returncode, done.stdout) == (0, b"true\n")
+    keeper.until("executed a k")

@@ -19,7 +19,7 @@ from worker import clock
 from worker.budget import Budget
 from worker.errors import StateError
 from worker.ledger import Claim, Heard, Recorded, Row
-from worker.ledger.effects import HELD, TAKEN_OVER, UNKNOWN
+from worker.ledger.effects import GRANTED, HELD, TAKEN_OVER, UNKNOWN
 from worker.meter import Meter
 
 pytest.importorskip("psycopg")
@@ -259,6 +259,29 @@ def test_a_step_that_outlives_its_worker_commits_its_effect(join: Join) -> None:
     assert one.effects.renew("k", token, LEASE)
     assert one.effects.claim("k", "p", "b", LEASE, True).verdict == HELD
     assert one.effects.commit("k", token, b"r", 1)
+
+
+@pytest.mark.parametrize("before", [GRANTED, TAKEN_OVER, UNKNOWN])
+def test_a_claim_is_granted_again_by_the_next_life_to_who_has_not_heard_of_it(join: Join, before: str) -> None:
+    """
+    C13: with a token that works, and the same verdict; another worker is told that it is held, and nobody without the
+    secret ends it.
+    """
+    if before == TAKEN_OVER:
+        zero = join("zero").effects
+        zero.abandon("k", zero.claim("k", "p", "a", LEASE, True).effect.token)
+    old = join("one").effects.claim("k", "p", "a", LEASE, before == TAKEN_OVER, "secret").effect.token
+    one, two = join("one"), join("two")
+    if before == UNKNOWN:
+        assert one.effects.claim("k", "p", "b", LEASE, False, "other").verdict == UNKNOWN
+    answer = one.effects.claim("k", "p", "a", LEASE, before == TAKEN_OVER, "secret")
+    assert answer.verdict == (TAKEN_OVER if before == TAKEN_OVER else GRANTED)
+    assert answer.effect.token > old
+    assert two.effects.claim("k", "p", "a", LEASE, True, "another").verdict == HELD
+    assert not one.effects.commit("k", old, b"late", 4, "secret")
+    assert not one.effects.commit("k", answer.effect.token, b"forged", 6, "other")
+    assert not one.effects.release("k", answer.effect.token)
+    assert one.effects.commit("k", answer.effect.token, b"r", 1, "secret")
 
 
 def test_what_an_orphans_heir_leaves_is_still_its_makers(join: Join) -> None:

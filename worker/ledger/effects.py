@@ -5,7 +5,9 @@
                           └─ its holder is gone: the next claim takes it over, or finds it
                              unknown: cut off, and nobody can tell; a person settles it
 
-A claim gives a token; without the newest token nothing is committed.
+A claim gives a token; without the newest token nothing is committed.  A process that claims gives a secret of its
+own, the claimant: one that lives and has not heard of its claim is granted it again, and no other commits or
+releases it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,6 +26,8 @@ class Effect(NamedTuple):
     `parameters` is a digest of what the effect was to be.  `step` is the step that claimed it last, `worker`
     the worker that holds the claim, `at` when it was claimed, committed or given up (wall-clock seconds).
     `result` is None while there is none, and for one longer than RESULT_MAX; `size` is its length.
+    `claimant` is the secret of the process that claimed it last, empty where it gave none.  `taken`: it took the
+    effect over from one that may have begun it.
     """
 
     key: str
@@ -35,6 +39,8 @@ class Effect(NamedTuple):
     at: float
     result: bytes | None = None
     size: int = 0
+    claimant: str = ""
+    taken: bool = False
 
 
 class Answer(NamedTuple):
@@ -48,23 +54,27 @@ class Answer(NamedTuple):
 class Effects(Protocol):
     """The effects of one run.  Each call is one durable transaction, and may raise StorageFull or LedgerAway."""
 
-    def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool) -> Answer:
+    def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool, claimant: str = "") -> Answer:
         """Take `key` for `step`, or say why not.  The row is durable before this returns.
 
         A claim whose holder is gone, or an effect that is UNKNOWN, is TAKEN_OVER if `take_over`, else it is
-        UNKNOWN.  Where workers share the ledger, a holder of which nothing was heard for `lease` seconds is gone.
+        UNKNOWN.  A claimant that has this claim already never heard of it, and is granted it again with a new token and
+        the same verdict, also if it is UNKNOWN by now.  Where workers share the ledger, a holder of which nothing was
+        heard for `lease` seconds is gone.
         """
 
     def renew(self, key: str, token: int, lease: float) -> bool:
         """Extend a claim, which an earlier life of ours may have granted; return False if it is no longer ours."""
 
-    def commit(self, key: str, token: int, result: bytes | None, size: int) -> bool:
+    def commit(self, key: str, token: int, result: bytes | None, size: int, claimant: str = "") -> bool:
         """Store the result and the committed mark; return False, nothing changed, if the token is not the newest.
+
+        Nor is anything changed if the claim is another claimant's.
 
         Again is once; an UNKNOWN effect is committed as well, since whoever has its token knows.
         """
 
-    def release(self, key: str, token: int) -> bool:
+    def release(self, key: str, token: int, claimant: str = "") -> bool:
         """Forget a claim whose effect did not happen; return False if it is not ours."""
 
     def abandon(self, key: str, token: int) -> bool:

@@ -115,17 +115,17 @@ class RemoteEffects:
         self._effects = store.effects
         self._call = call.call
 
-    def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool) -> Answer:
-        return self._call(lambda: self._effects.claim(key, parameters, step, lease, take_over))
+    def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool, claimant: str = "") -> Answer:
+        return self._call(lambda: self._effects.claim(key, parameters, step, lease, take_over, claimant))
 
     def renew(self, key: str, token: int, lease: float) -> bool:
         return self._call(lambda: self._effects.renew(key, token, lease))
 
-    def commit(self, key: str, token: int, result: bytes | None, size: int) -> bool:
-        return self._call(lambda: self._effects.commit(key, token, result, size))
+    def commit(self, key: str, token: int, result: bytes | None, size: int, claimant: str = "") -> bool:
+        return self._call(lambda: self._effects.commit(key, token, result, size, claimant))
 
-    def release(self, key: str, token: int) -> bool:
-        return self._call(lambda: self._effects.release(key, token))
+    def release(self, key: str, token: int, claimant: str = "") -> bool:
+        return self._call(lambda: self._effects.release(key, token, claimant))
 
     def abandon(self, key: str, token: int) -> bool:
         return self._call(lambda: self._effects.abandon(key, token))

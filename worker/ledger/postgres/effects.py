@@ -40,8 +40,9 @@ class PostgresEffects:
         # The claims that we know to be ours.  One under our life that is not here was granted unheard.
         self._tokens: set[int] = set()
 
-    def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool) -> Answer:
+    def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool, claimant: str = "") -> Answer:
         asked: dict[str, Any] = {"key": key, "parameters": parameters, "step": step, "lease": lease}
+        asked["claimant"] = claimant
         with self._link.call() as connection:
             for _ in range(_TRIES):
                 asked |= self._link.me
@@ -63,13 +64,14 @@ class PostgresEffects:
             self._tokens.add(token)
         return done
 
-    def commit(self, key: str, token: int, result: bytes | None, size: int) -> bool:
-        done = self._change(_COMMIT, key, token, {"result": result, "size": size}, _IS_COMMITTED)
+    def commit(self, key: str, token: int, result: bytes | None, size: int, claimant: str = "") -> bool:
+        asked = {"result": result, "size": size, "claimant": claimant}
+        done = self._change(_COMMIT, key, token, asked, _IS_COMMITTED)
         self._tokens.discard(token)
         return done
 
-    def release(self, key: str, token: int) -> bool:
-        done = self._change(_RELEASE, key, token, {}, _IS_GONE if token in self._tokens else "")
+    def release(self, key: str, token: int, claimant: str = "") -> bool:
+        done = self._change(_RELEASE, key, token, {"claimant": claimant}, _IS_GONE if token in self._tokens else "")
         self._tokens.discard(token)
         return done
 
@@ -110,7 +112,7 @@ class PostgresEffects:
         self, connection: Connection, found: tuple[Any, ...], asked: dict[str, Any], take_over: bool
     ) -> Answer | None:
         """Return what follows for an effect that is there, or None if it has moved meanwhile."""
-        effect, (life, taken, valid) = _effect(found), found[len(Effect._fields) :]
+        effect, (life, valid) = _effect(found), found[len(Effect._fields) :]
         seen = asked | {"token": effect.token}
         ours = effect.worker == self._link.member.id
         # An effect that was let go of, or came in a checkpoint, has no holder who could still say a word.
@@ -120,12 +122,17 @@ class PostgresEffects:
             if effect.state == CLAIMED and gone:
                 self._take(connection, _GIVE_UP, UNKNOWN, seen)  # so that a person sees it
             return Answer(CONFLICT, effect)
+        verdict = TAKEN_OVER if effect.taken else GRANTED
+        mine = effect.claimant == asked["claimant"]
+        if effect.state in (CLAIMED, UNKNOWN) and mine and effect.claimant:
+            return self._take(connection, _AGAIN, verdict, seen)  # its asker never heard of the claim
         if effect.state == UNKNOWN and take_over:
             return self._take(connection, _TAKE_OVER, TAKEN_OVER, seen)
         if effect.state != CLAIMED:
             return Answer(effect.state, effect)
-        if ours and life == self._link.life and effect.token not in self._tokens and effect.step == asked["step"]:
-            return self._take(connection, _HEAR, TAKEN_OVER if taken else GRANTED, seen)
+        unheard = ours and life == self._link.life and effect.token not in self._tokens
+        if unheard and mine and effect.step == asked["step"]:
+            return self._take(connection, _HEAR, verdict, seen)
         if not gone:
             return Answer(HELD, effect)
         if take_over:
@@ -165,26 +172,33 @@ _LIVING = """
 EXISTS (SELECT FROM agent.workers WHERE run = %(run)s AND worker = %(worker)s AND life = %(life)s)
 """
 _IT = "run = %(run)s AND key = %(key)s AND token = %(token)s"
+_CLAIMANTS = "claimant IN ('', %(claimant)s)"
 _HELD = f"{_IT} AND state = 'claimed'"
 _FIND = f"""
-SELECT {_COLUMNS}, life, taken, lease_until >= now() FROM agent.effects WHERE run = %(run)s AND key = %(key)s
+SELECT {_COLUMNS}, life, lease_until >= now() FROM agent.effects WHERE run = %(run)s AND key = %(key)s
 """
 _CLAIM = f"""
 INSERT INTO agent.effects
-    (run, key, parameters, state, step, token, worker, life, lease_until, at, size, change)
+    (run, key, parameters, state, step, token, worker, life, lease_until, at, size, change, claimant)
 SELECT
     %(run)s, %(key)s, %(parameters)s, 'claimed', %(step)s, drawn.token, %(worker)s, %(life)s, {_LEASE}, {_NOW}, 0,
-    drawn.token
+    drawn.token, %(claimant)s
 FROM (SELECT nextval('agent.tokens') AS token) drawn WHERE EXISTS {_ME}
 ON CONFLICT (run, key) DO NOTHING RETURNING {_COLUMNS}
 """
 _HEAR = f"UPDATE agent.effects SET lease_until = {_LEASE} WHERE {_HELD} RETURNING {_COLUMNS}"
+_AGAIN = f"""
+UPDATE agent.effects SET
+    token = nextval('agent.tokens'), state = 'claimed', worker = %(worker)s, life = %(life)s, lease_until = {_LEASE},
+    at = {_NOW}, change = nextval('agent.tokens')
+WHERE {_IT} AND claimant = %(claimant)s AND state <> 'committed' AND EXISTS {_ME} RETURNING {_COLUMNS}
+"""
 # A holder that was gone when we looked may have renewed its claim since, but a former life of ours has not.
 _GONE = "state = 'claimed' AND (lease_until < now() OR (worker = %(worker)s AND life <> %(life)s))"
 _TAKE_OVER = f"""
 UPDATE agent.effects SET
     token = nextval('agent.tokens'), state = 'claimed', step = %(step)s, worker = %(worker)s, life = %(life)s,
-    taken = true, lease_until = {_LEASE}, at = {_NOW}, change = nextval('agent.tokens')
+    taken = true, claimant = %(claimant)s, lease_until = {_LEASE}, at = {_NOW}, change = nextval('agent.tokens')
 WHERE {_IT} AND (state = 'unknown' OR ({_GONE})) AND EXISTS {_ME} RETURNING {_COLUMNS}
 """
 _GIVE_UP = f"""
@@ -200,10 +214,10 @@ _COMMIT = f"""
 UPDATE agent.effects SET
     state = 'committed', worker = '', life = '', at = {_NOW}, result = %(result)s, size = %(size)s,
     change = nextval('agent.tokens')
-WHERE {_IT} AND state <> 'committed' AND {_LIVING} RETURNING {IDLE}
+WHERE {_IT} AND {_CLAIMANTS} AND state <> 'committed' AND {_LIVING} RETURNING {IDLE}
 """
-_IS_COMMITTED = f"SELECT true FROM agent.effects WHERE {_IT} AND state = 'committed'"
-_RELEASE = f"DELETE FROM agent.effects WHERE {_HELD} AND {_LIVING} RETURNING {IDLE}"
+_IS_COMMITTED = f"SELECT true FROM agent.effects WHERE {_IT} AND {_CLAIMANTS} AND state = 'committed'"
+_RELEASE = f"DELETE FROM agent.effects WHERE {_HELD} AND {_CLAIMANTS} AND {_LIVING} RETURNING {IDLE}"
 _IS_GONE = """
 SELECT true WHERE NOT EXISTS (SELECT FROM agent.effects WHERE run = %(run)s AND key = %(key)s)
 """
@@ -225,10 +239,10 @@ WHERE run = %(run)s AND (%(last)s::text IS NULL OR key > %(last)s) ORDER BY key 
 _RESTORE = f"""
 INSERT INTO agent.effects AS e (run, {_COLUMNS}, change)
 VALUES (%(run)s, %(key)s, %(parameters)s, %(state)s, %(step)s, nextval('agent.tokens'), '', %(at)s, %(result)s,
-    %(size)s, nextval('agent.tokens'))
+    %(size)s, '', false, nextval('agent.tokens'))
 ON CONFLICT (run, key) DO UPDATE SET
     parameters = excluded.parameters, state = excluded.state, step = excluded.step, token = excluded.token,
-    worker = '', life = '', lease_until = to_timestamp(0), at = excluded.at, result = excluded.result,
-    size = excluded.size, change = excluded.change
+    worker = '', life = '', claimant = '', taken = false, lease_until = to_timestamp(0), at = excluded.at,
+    result = excluded.result, size = excluded.size, change = excluded.change
 WHERE e.state <> 'committed' AND excluded.state = 'committed'
 """

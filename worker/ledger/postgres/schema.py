@@ -36,6 +36,8 @@ CREATE TABLE IF NOT EXISTS agent.items (
     PRIMARY KEY (run, task, position)
 );
 CREATE INDEX IF NOT EXISTS items_change ON agent.items (run, change);
+-- The secret of the process that has the claim.
+ALTER TABLE agent.effects ADD COLUMN IF NOT EXISTS claimant text NOT NULL DEFAULT '';
 """
 # From each older format to the next.
 MIGRATIONS = {

@@ -48,9 +48,12 @@ class SqliteEffects:
         self._db = db
         self._me = _process(os.getpid()) or "?"
 
-    def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool) -> Answer:
+    def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool, claimant: str = "") -> Answer:
         with transaction(self._db):
             found = self._find(key)
+            if found is not None and found.state != COMMITTED and _is_unheard(found, claimant, parameters):
+                claim = found._replace(state=CLAIMED, token=self._next("token"), worker=self._me, at=clock.wall())
+                return Answer(TAKEN_OVER if found.taken else GRANTED, self._put(claim))
             if (
                 found is not None
                 and found.state == CLAIMED
@@ -65,7 +68,8 @@ class SqliteEffects:
                 if not take_over:
                     return Answer(UNKNOWN, self._put(found._replace(state=UNKNOWN, worker="", at=clock.wall())))
             token = self._next("token")
-            mine = self._put(Effect(key, parameters, CLAIMED, step, token, self._me, clock.wall()))
+            claim = Effect(key, parameters, CLAIMED, step, token, self._me, clock.wall(), claimant=claimant)
+            mine = self._put(claim._replace(taken=found is not None))
         return Answer(GRANTED if found is None else TAKEN_OVER, mine)
 
     def renew(self, key: str, token: int, lease: float) -> bool:
@@ -75,18 +79,19 @@ class SqliteEffects:
                 self._put(mine._replace(worker=self._me))  # granted by the worker before, to a step that goes on
         return mine is not None
 
-    def commit(self, key: str, token: int, result: bytes | None, size: int) -> bool:
+    def commit(self, key: str, token: int, result: bytes | None, size: int, claimant: str = "") -> bool:
         with transaction(self._db):
             found = self._find(key)
-            if found is None or found.token != token:
+            if found is None or found.token != token or found.claimant not in ("", claimant):
                 return False
             if found.state != COMMITTED:  # also one that was given up: whoever has its token knows
                 self._put(found._replace(state=COMMITTED, worker="", at=clock.wall(), result=result, size=size))
         return True
 
-    def release(self, key: str, token: int) -> bool:
+    def release(self, key: str, token: int, claimant: str = "") -> bool:
         with transaction(self._db):
-            if self._mine(key, token) is None:
+            mine = self._mine(key, token)
+            if mine is None or mine.claimant not in ("", claimant):
                 return False
             self._forget(key)
         return True
@@ -121,7 +126,7 @@ class SqliteEffects:
             for effect in effects:
                 found = self._find(effect.key)
                 if found is None or (found.state != COMMITTED and effect.state == COMMITTED):
-                    self._put(effect._replace(token=self._next("token"), worker=""))
+                    self._put(effect._replace(token=self._next("token"), worker="", claimant="", taken=False))
                     added += 1
         return added
 
@@ -181,6 +186,11 @@ def _process(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else f"{clock.boot_id()} {pid} {fields[19]}"  # its start, proc(5) field 22
+
+
+def _is_unheard(effect: Effect, claimant: str, parameters: str) -> bool:
+    """Return whether the one who asks has this claim already: it never heard so, and has not begun."""
+    return claimant != "" and (effect.claimant, effect.parameters) == (claimant, parameters)
 
 
 def _abandoned(effect: Effect) -> bool:
