@@ -74,7 +74,7 @@ def say_last(root: str, words: Words) -> None:
 def last_words(root: str) -> Words | None:
     """Return what the last worker has said of its end, or None if it said nothing."""
     try:
-        status, *alert = json.loads(files.read(f"{root}/{_WORDS}"))
+        status, *alert = files.read_json(f"{root}/{_WORDS}")
         return Words(status, Alert(*alert))
     except (OSError, ValueError, TypeError):
         return None
@@ -171,7 +171,7 @@ def attempt(alert: Alert, contact: Contact, unit: str, base: Mapping[str, str]) 
 
 def _told(path: str) -> dict[str, str]:
     try:
-        found = json.loads(files.read(path))
+        found = files.read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

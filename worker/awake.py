@@ -133,10 +133,13 @@ class Awake(Companion):
             self._journal.warning(str(exc))
 
 
+_PATH_MAX = 4096  # limits.h
+
+
 def _recorded(root: str) -> str | None:
     try:
-        with open(f"{root}/{_RECORD}", encoding="utf-8", errors="surrogateescape") as file:
-            return file.readline().rstrip("\n") or None
+        with open(files.open_plain(f"{root}/{_RECORD}"), encoding="utf-8", errors="surrogateescape") as file:
+            return file.readline(_PATH_MAX).rstrip("\n") or None
     except OSError:
         return None
 

@@ -5,6 +5,7 @@ Written from the ledger, atomically; when, is the keeper's to say.  One attempt 
 """
 
 import base64
+import errno
 import hashlib
 import json
 import math
@@ -21,6 +22,7 @@ from worker.ledger.effects import Effect
 from worker.ledger.sqlite import SqliteLedger
 
 FORMAT = 3
+LARGEST = 1 << 30  # bytes: of some four million attempts
 _READABLE = (1, 2, 3)  # format 1 had no effects; format 2 no saved files, no items and no digest
 # Outputs travel in the checkpoint while they are small and few; the ledger and out/ have all of them.
 _OUTPUT_MAX = 4 * 1024
@@ -149,7 +151,7 @@ def header(path: str) -> Header:
 
     Raises FileNotFoundError, or CheckpointError if it is not whole.
     """
-    with open(path, "rb") as file:
+    with open(files.open_plain(path), "rb") as file:
         first = file.readline()
         file.seek(max(0, file.seek(0, 2) - _END_MAX))
         last = file.read().rpartition(b"\n{}\n")[2]
@@ -170,7 +172,12 @@ class Checkpoint(NamedTuple):
 
 def load(path: str) -> Checkpoint:
     """Return the checkpoint at `path`.  Raises FileNotFoundError or CheckpointError."""
-    return parse(files.read(path))
+    try:
+        return parse(files.read(path, LARGEST))
+    except OSError as exc:
+        if exc.errno != errno.EFBIG:
+            raise
+        raise CheckpointError(f"it {exc.strerror}, and no checkpoint is") from exc
 
 
 def parse(data: bytes) -> Checkpoint:

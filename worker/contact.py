@@ -62,7 +62,7 @@ def save(root: str, contact: Contact) -> None:
 def load(root: str) -> Contact | None:
     """Return what was kept in the state folder `root`, or None if there is nothing that can be read."""
     try:
-        content = json.loads(files.read(f"{root}/{FILE}"))
+        content = files.read_json(f"{root}/{FILE}")
         command, given = content["command"], content.get("given", {"env": {}, "env_files": ()})
         return Contact(
             run=content["run"],

@@ -49,7 +49,7 @@ def folder(root: str) -> str:
 def read(root: str, run: str) -> Record | None:
     """Return what became of the copies of `run`, or None if there were none, or nobody knows."""
     try:
-        found = Record(**json.loads(files.read(f"{folder(root)}/record.json")))
+        found = Record(**files.read_json(f"{folder(root)}/record.json"))
     except (OSError, ValueError, TypeError):
         return None
     return found if found.run == run else None

@@ -10,7 +10,9 @@ import contextlib
 import errno
 import os
 import stat
+import sys
 from collections.abc import Iterable
+from typing import Any
 
 from worker import points
 from worker.errors import StateError
@@ -171,10 +173,25 @@ def is_plain_name(text: str) -> bool:
     return 0 < size <= _NAME_MAX and not text.startswith(".") and "/" not in text and "\0" not in text
 
 
-def read(path: str) -> bytes:
-    """Return the bytes of the file at `path`, or raise OSError."""
+def read(path: str, most: int = sys.maxsize) -> bytes:
+    """Return the bytes of the plain file at `path`.  Raises OSError, also for one of more than `most` bytes."""
     with open(open_plain(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"is larger than {most >> 20} MiB", path)
         return file.read()
+
+
+_SMALL = 1 << 20  # bytes; what the worker keeps in a file of JSON is far below
+
+
+def read_json(path: str) -> Any:
+    """Return what a small file of JSON holds.  Raises OSError or ValueError."""
+    import json
+
+    try:
+        return json.loads(read(path, _SMALL))
+    except RecursionError as exc:
+        raise ValueError("nested too deeply") from exc
 
 
 def _renew_empty(path: str) -> bool:

@@ -244,8 +244,8 @@ def ended(root: str) -> Ends:
     The unit has it written down: $SERVICE_RESULT, $EXIT_CODE, $EXIT_STATUS and $INVOCATION_ID of systemd.exec(5).
     """
     try:
-        with open(f"{root}/ended", encoding="utf-8", errors="replace") as file:
-            lines, at = [line.split() for line in file], os.fstat(file.fileno()).st_mtime
+        with open(files.open_plain(f"{root}/ended"), encoding="utf-8", errors="replace") as file:
+            lines, at = [line.split() for line in file.read(_ENDED_MAX).splitlines()], os.fstat(file.fileno()).st_mtime
     except OSError:
         return Ends([], None)
     # A worker that is killed because it does not stop in time has been asked to end, whatever it was that it hung at.
@@ -269,6 +269,7 @@ def leave(held: Lock) -> None:
 
 _ORDERLY = [str(status) for status in (OUT_OF_BUDGET, STEP_FAILED, STATE_UNUSABLE, STATE_HELD, CONFIG)]
 _STOP = ["stop"]
+_ENDED_MAX = 1 << 20  # characters; a line of some 60 is written at each end of a worker
 _AT_WORK, _IN_ORDER = b"at work \n", b"in order\n"
 
 

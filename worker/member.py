@@ -113,7 +113,7 @@ def address(settings: Config, secrets: str | None, credentials: Mapping[str, byt
 
 def _card(root: str) -> Card | None:
     try:
-        found = json.loads(files.read(_path(root)))
+        found = files.read_json(_path(root))
         return Card(str(found["id"]), str(found["config"]), str(found["home"]))
     except FileNotFoundError:
         return None

@@ -85,6 +85,8 @@ def _open(name: str) -> _Source:
         file = open(files.open_plain(path), "rb")  # noqa: SIM115 - until the process ends
         if file.read(len(SQLITE)) != SQLITE:
             file.seek(0)
+            if os.fstat(file.fileno()).st_size > checkpoint.LARGEST:
+                raise StateError(f"{name}: is larger than any checkpoint", "nothing was changed; take another copy")
             return _Source(name, None, None, file.read())
         file.seek(0)
         pid = folder.holder(os.path.dirname(path))

@@ -97,6 +97,9 @@ class SqliteLedger:
         """
         if not os.path.exists(path):
             raise FileNotFoundError(path)
+        for suffix in ("", *LOGS):  # a FIFO would hold us up for ever
+            if os.path.exists(path + suffix) and not os.path.isfile(path + suffix):
+                raise LedgerCorrupt(f"{os.path.basename(path)}{suffix} is no plain file")
         with errors():
             db = connect(path, reading(path) if read_only else "rw")
             ledger = cls(path, db)

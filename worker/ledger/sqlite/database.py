@@ -5,7 +5,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 
-from worker import mounts, points
+from worker import files, mounts, points
 from worker.errors import StateError
 from worker.ledger import LedgerCorrupt, StorageFull
 
@@ -96,7 +96,7 @@ def _looked_at(path: str) -> tuple[bytes, bytes]:
 
 def _head(path: str) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(files.open_plain(path), "rb") as file:
             return file.read(100)
     except OSError:
         return b""
@@ -117,7 +117,7 @@ def _belongs(journal: str, head: bytes) -> bool:
     written over by then, or not.  Before it comes to that, the page still says how large the file was (offset 28).
     sqlite.org/fileformat.html, "The Database Header" and "The Rollback Journal".
     """
-    with open(journal, "rb") as file:
+    with open(files.open_plain(journal), "rb") as file:
         start = file.read(_JOURNAL_HEAD)
         pages, sector, page = (int.from_bytes(start[at : at + 4], "big") for at in (16, 20, 24))
         file.seek(sector)
@@ -132,7 +132,7 @@ def _belongs(journal: str, head: bytes) -> bool:
 
 def _counts(log: str) -> bool:
     """Return whether there is anything in a log.  A rollback journal that is over has no head any more."""
-    with contextlib.suppress(OSError), open(log, "rb") as file:
+    with contextlib.suppress(OSError), open(files.open_plain(log), "rb") as file:
         head = file.read(len(_JOURNAL))
         return head == _JOURNAL or (log.endswith("-wal") and bool(head))
     return False
