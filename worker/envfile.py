@@ -6,7 +6,7 @@ never repeat a value: these files are where secrets live.
 
 import re
 
-from worker import textfile
+from worker import argspace, textfile
 from worker.errors import ConfigError, Mark, Problem, quote
 
 _LARGEST = 1 * textfile.MEGABYTE  # a program can be given little more
@@ -41,12 +41,15 @@ def parse(text: str, path: str) -> dict[str, str]:
     position, line, counted = _skip(text, 0), 1, 0
     while entry := _ENTRY.match(text, position):
         fault = _fault(entry)
+        if not fault and entry["name"] is not None:
+            name, value = entry["name"].strip(), _quoted(entry["quoted"]) + _bare(entry["bare"])
+            excess = argspace.excess(f"{name}={value}")
+            fault = (f"{name}: {excess}", argspace.HINT) if excess else None
+            variables[name] = value
         if fault:
             what, hint = fault
             line, counted = line + text.count("\n", counted, position), position
             problems.append(Problem(Mark(path, line, 1), what, hint))
-        elif entry["name"] is not None:
-            variables[entry["name"].strip()] = _quoted(entry["quoted"]) + _bare(entry["bare"])
         position = _skip(text, entry.end())
     if problems:
         raise ConfigError(problems)

@@ -72,7 +72,11 @@ class Execution:
         if shelter is not None:  # from now on this program is the one that the next worker goes on with
             self._streams.attach(shelter.pipes, program.gives_result)
             shelter.announce(memo)
-        pipes = self._leader.start(program.argv, env, cwd)
+        try:
+            argv = self._slot.hand(program.argv)
+        except OSError as exc:
+            raise process.SpawnError(f"its arguments cannot be written: {exc.strerror}") from exc
+        pipes = self._leader.start(argv, env, cwd)
         points.at("program-started")
         if pipes is not None:
             self._streams.attach(pipes, program.gives_result)

@@ -8,7 +8,7 @@ import json
 import re
 from typing import Any
 
-from worker import envfile, plural, schema
+from worker import argspace, envfile, plural, schema
 from worker.errors import TEMPORARY, Mark, Problem, quote
 from worker.schema import Source, Table, Wrong
 from worker.task import Command, Foreach, Glob, Items, Lines, Range, Retry
@@ -45,12 +45,14 @@ def _env(node: Node, source: Source) -> dict[str, str]:
         raise Wrong(node, f"wants a mapping of names to texts, found {schema.found(node)}", "write NAME: VALUE")
     env = {}
     for key, value in node.entries:
-        fault = envfile.name_fault(key.text)
-        if fault:
-            source.problems.append(Problem(key.mark, f"env: {fault[0]}", fault[1]))
+        wrong_name = envfile.name_fault(key.text)
+        if wrong_name:
+            source.problems.append(Problem(key.mark, f"env: {wrong_name[0]}", wrong_name[1]))
             continue
         try:
             env[key.text] = schema.any_text(value, source)
+            if fault := argspace.excess(f"{key.text}={env[key.text]}"):
+                raise Wrong(value, fault, argspace.HINT)
         except Wrong as wrong:
             source.problems.append(Problem(wrong.where, f"env: {key.text}: {wrong.what}", wrong.hint))
     return env
@@ -209,9 +211,9 @@ _RETRY: Table = {
 _HTTP: Table = {
     "method": schema.text,
     "url": schema.text,
-    "headers": _mapping_of(schema.any_text),
+    "headers": _mapping_of(schema.long_text),
     "json": _as_json,
-    "body": schema.any_text,
+    "body": schema.long_text,
     "file": schema.path,
     "timeout": schema.positive_span,
 }

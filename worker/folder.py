@@ -96,6 +96,10 @@ class Places(NamedTuple):
     def note(self, slot: int) -> str:
         return f"{self.runtime}/note.{slot}"
 
+    def spec(self, slot: int) -> str:
+        """Where a program of ours finds arguments that are too long for the kernel."""
+        return f"{self.runtime}/spec.{slot}"
+
     def report(self, slot: int, program: int) -> str:
         """Where a program in a slot leaves how it has ended."""
         return f"{self.runtime}/report.{slot}.{program}"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from worker import envfile, task, textfile
+from worker import argspace, envfile, task, textfile
 from worker.config import Config
 from worker.errors import SHOWN, ConfigError, Mark, Problem, quote
 from worker.task import Command, Task
@@ -33,7 +33,7 @@ _NO_ITEM = re.compile("[\0\n\ud800-\udfff]")
 # Isolated (-I): neither the step's environment nor its folder decides what our programs import.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker.steps import main; main(sys.argv[2:])"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OUR_PROGRAM = (sys.executable, "-I", "-c", _BOOT, _ROOT)
+OUR_PROGRAM = (sys.executable, "-I", "-c", _BOOT, _ROOT)
 _SAFE = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789:_."
 _ESCAPES = {byte: f"\\x{byte:02x}" for byte in range(256) if chr(byte) not in _SAFE} | {ord("/"): "-"}
 
@@ -58,13 +58,13 @@ class Step(NamedTuple):
             return self.command(self.task.run)
         unsure = f'"unsure": {list(self.task.retry.unsure)}'
         if self.task.http is not None:
-            return [*_OUR_PROGRAM, "http", f"{self.task.http[:-1]}, {unsure}}}"]
-        return [*_OUR_PROGRAM, "python", f'{{"call": "{self.task.python}", "args": {self.task.args}, {unsure}}}']
+            return [*OUR_PROGRAM, "http", f"{self.task.http[:-1]}, {unsure}}}"]
+        return [*OUR_PROGRAM, "python", f'{{"call": "{self.task.python}", "args": {self.task.args}, {unsure}}}']
 
     def matches(self, file: str) -> list[str]:
         """Return the program that looks for the expected pattern in `file`, and its arguments."""
         assert self.task.expect is not None
-        return [*_OUR_PROGRAM, "matches", json.dumps({"pattern": self.task.expect.matches, "file": file})]
+        return [*OUR_PROGRAM, "matches", json.dumps({"pattern": self.task.expect.matches, "file": file})]
 
     def command(self, command: Command) -> list[str]:
         """Return a command's arguments; a shell's text is never changed, a list gets the item."""
@@ -200,7 +200,8 @@ def item_of(name: str) -> str | None:
 
 
 def _build(config: Config) -> Plan:
-    problems = _env_file_problems(config)
+    files: dict[str, int] = {}
+    problems = _env_file_problems(config, files)
     _count_ranges(config.tasks)
     by_id: dict[str, Step] = {}
     empty: list[Problem] = []
@@ -213,6 +214,7 @@ def _build(config: Config) -> Plan:
             by_id[standing_in.id] = standing_in
         elif not _expand(entry, by_id, problems):
             empty.append(_nothing(entry))
+    problems += _size_problems(config.tasks, by_id.values(), files)
     problems += _needs_problems(config.tasks)
     if any(entry.key is not None for entry in config.tasks):
         problems += key_problems(config.run, by_id.values())
@@ -273,6 +275,9 @@ def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> boo
     for index, item in enumerate(items):
         if len(problems) > SHOWN:
             return True
+        if len(item) > argspace.SHORT and (fault := argspace.item_excess(entry, item)):
+            problems.append(Problem(place(index), f"foreach: {fault}", argspace.HINT))
+            continue
         if not item or _NO_ITEM.search(item):
             problems.append(_bad_item(item, place(index)))
             continue
@@ -282,6 +287,19 @@ def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> boo
             problems.append(Problem(place(index), what, "remove one"))
         by_id[name] = Step(name, entry, item)
     return bool(items)
+
+
+def _size_problems(tasks: Sequence[Task], steps: Iterable[Step], files: dict[str, int]) -> list[Problem]:
+    """Return a problem for each task whose steps are given more than any program can be."""
+    longest: dict[str, str] = {}
+    for step in steps:
+        if step.item and len(step.item) > argspace.SHORT and len(step.item) > len(longest.get(step.task.id, "")):
+            longest[step.task.id] = step.item
+    return [
+        Problem(entry.mark, fault, argspace.HINT)
+        for entry in tasks
+        if (fault := argspace.total_excess(entry, files, longest.get(entry.id, "")))
+    ]
 
 
 def key_problems(run: str, steps: Iterable[Step]) -> list[Problem]:
@@ -334,16 +352,17 @@ def _circles(by_id: dict[str, Task]) -> list[Problem]:
     return problems
 
 
-def _env_file_problems(config: Config) -> list[Problem]:
+def _env_file_problems(config: Config, sizes: dict[str, int]) -> list[Problem]:
+    """Return what is wrong with environment files; note in `sizes` how much room the variables of each take."""
     problems: list[Problem] = []
-    seen: set[str] = set()
     for entry in config.tasks:
         for path, mark in zip(entry.env_files, entry.env_file_marks, strict=True):
-            if path in seen:
+            if path in sizes:
                 continue
-            seen.add(path)
+            sizes[path] = 0
             try:
-                envfile.load(path, mark)
+                variables = envfile.load(path, mark)
+                sizes[path] = argspace.size(f"{name}={value}" for name, value in variables.items())
             except ConfigError as exc:
                 problems += exc.problems
     return problems

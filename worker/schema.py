@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from worker import timespan
+from worker import argspace, timespan
 from worker.errors import Mark, Problem, quote
 from worker.yamlfile import Mapping, Node, Scalar, Sequence
 
@@ -72,7 +72,16 @@ def found(node: Node) -> str:
 
 
 def any_text(node: Node, source: Source) -> str:
-    """A text that a process can be given; "" in quotes is one."""
+    """A text that a process can be given as an argument; "" in quotes is one."""
+    value = long_text(node, source)
+    fault = argspace.excess(value)
+    if fault:
+        raise Wrong(node, fault, argspace.HINT)
+    return value
+
+
+def long_text(node: Node, source: Source) -> str:
+    """A text of any length; "" in quotes is one."""
     if type(node) is not Scalar:
         hint = "quote a text that starts with '{' or '['" if type(node) is Mapping else ""
         raise Wrong(node, f"wants a text, found {found(node)}", hint)

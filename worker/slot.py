@@ -9,11 +9,13 @@ import errno
 import os
 from collections.abc import Sequence
 
+from worker import argspace, plan
 from worker.folder import Places
 from worker.output import Spool
 from worker.process import NOTHING_INHERITED, Inherited
 from worker.shelter import Shelter
 from worker.signs import NotifySocket
+from worker.steps import IN_FILE
 
 
 class Slot:
@@ -39,6 +41,8 @@ class Slot:
         self._spare = places.spare(number)
         self._credentials = places.credentials(number)
         self._source = places.secrets
+        self._spec = places.spec(number)
+        self._has_spec = False
 
     def furnish(self, folder: str) -> None:
         """Let the socket and the step's own folder be there, the folder as its last attempt left it.
@@ -75,6 +79,21 @@ class Slot:
             os.symlink(source, os.path.join(self._credentials, name))
         return self._credentials
 
+    def hand(self, argv: list[str]) -> list[str]:
+        """Return how a program is started: one of ours finds in a file what is too long for an argument.
+
+        Raises OSError.
+        """
+        ours = tuple(argv[: len(plan.OUR_PROGRAM)]) == plan.OUR_PROGRAM
+        if not ours or argspace.excess(argv[-1]) is None:
+            return argv
+        self._has_spec = True
+        with open(
+            os.open(self._spec, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(argv[-1])
+        return [*argv[:-1], IN_FILE + self._spec]
+
     def clear(self, folder: str) -> None:
         """Take an empty folder back, and forget what the step said and wrote; what it keeps stays."""
         for _late in self.socket.receive(to_the_end=True):
@@ -85,6 +104,10 @@ class Slot:
         if self.shelter is not None:
             self.shelter.forget()
         _remove_tree(self._credentials)
+        if self._has_spec:
+            self._has_spec = False
+            with contextlib.suppress(OSError):
+                os.unlink(self._spec)
         with contextlib.suppress(OSError):
             if not os.listdir(folder):
                 os.rename(folder, self._spare)

@@ -479,7 +479,6 @@ def test_a_certificate_that_is_not_trusted_fails(around: Surroundings, server: S
         ({"url": "http://x", "headers": []}, "headers: must be a mapping"),
         ({"url": "http://x", "json": 1, "body": "x"}, "json and body: only one"),
         ({"url": "http://x", "body": 1}, "body: must be text"),
-        ({"url": "http://x", "body": "x" * 200_000}, "too long for a program's argument"),
         ({"url": "http://x", "timeout": 0}, "timeout: must be"),
         ({"url": "http://x", "timeout": True}, "timeout: must be"),
         ({"url": "http://x", "expect": {"status": []}}, "expect: 'status' must be"),

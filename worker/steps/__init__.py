@@ -1,8 +1,9 @@
 """Programs of ours that run as a step's process: `http:` and `python:` steps.
 
-Each is started as `python -I -m worker.steps.NAME SPEC`, or by main(); SPEC is a JSON object.  Everybody on
-the machine can read a command line, so a SPEC names secrets and never holds one.  In its texts, `{secret:NAME}`,
-`{item}` and `{key}` stand for the secret of that name, $AGENT_ITEM and $AGENT_KEY; other braces stay.
+Each is started as `python -I -m worker.steps.NAME SPEC`, or by main(); SPEC is a JSON object, or "@" and the path
+of a file that holds one.  Everybody on the machine can read a command line, so a SPEC names secrets and never
+holds one.  In its texts, `{secret:NAME}`, `{item}` and `{key}` stand for the secret of that name, $AGENT_ITEM and
+$AGENT_KEY; other braces stay.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-# The longest single argument that the kernel hands to a program (MAX_ARG_STRLEN, execve(2)).
-SPEC_MAX = 128 * 1024 - 1
+IN_FILE = "@"  # comes before the path of a SPEC that is too long for an argument
 _PLACEHOLDER = re.compile(r"\{(item|key|secret:([A-Za-z0-9_][A-Za-z0-9_.-]*))\}")
 
 
@@ -145,7 +145,12 @@ def mask(text: str) -> str:
 def _spec(arguments: list[str]) -> dict[str, Any]:
     try:
         (text,) = arguments
+        if text.startswith(IN_FILE):
+            with open(text.removeprefix(IN_FILE), encoding="utf-8") as file:
+                text = file.read()
         spec = json.loads(text)
+    except OSError as exc:
+        raise StepError(f"its arguments cannot be read: {exc}") from None
     except ValueError as exc:
         raise StepError(f"needs one argument, a JSON object ({exc})") from None
     if not isinstance(spec, dict):

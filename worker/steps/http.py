@@ -21,7 +21,7 @@ import sys
 import time
 
 from worker import __version__, doubt, files, step
-from worker.steps import SPEC_MAX, NoSuchHost, NotNow, StepError, fill, fill_url, lookup, run
+from worker.steps import NoSuchHost, NotNow, StepError, fill, fill_url, lookup, run
 
 TYPE_CHECKING = False  # see worker/step.py
 if TYPE_CHECKING:
@@ -62,8 +62,6 @@ def problems(spec: Mapping[str, Any]) -> list[str]:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         found.append("timeout: must be a number of seconds above 0")
     found += _expect_problems(spec.get("expect", {}))
-    if not found and len(json.dumps(spec)) > SPEC_MAX:
-        found.append("too long for a program's argument; put what is sent into a file and write 'file: PATH'")
     return found
 
 
