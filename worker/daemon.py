@@ -117,7 +117,7 @@ def _go_on(
         # and so the boot's id stay the same, nothing else tells.
         machine_died = "AGENT_UNIT" in environ and not in_order and ends.at is None
         before = Predecessor(in_order, ends, stored, held.runtime == places.runtime, machine_died)
-        shop = Workshop(settings, steps, places, resumed.ledger, log, notifier, environ, before, awake)
+        shop = Workshop(settings, resumed.steps or steps, places, resumed.ledger, log, notifier, environ, before, awake)
         status = Run(shop).work()
         folder.leave(held)
         return _last_look(shop.list, status, log)

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from worker import __version__, checkpoint, config, files, folder, late, plural
+from worker import __version__, checkpoint, config, files, folder, plural, shared_plan
 from worker.checkpoint import CheckpointError
 from worker.config import Config
 from worker.errors import StateError
@@ -34,23 +34,21 @@ class Card(NamedTuple):
     home: str  # which folder that is: a copy of it is another worker's
 
 
-def join(settings: Config, steps: Plan, places: Places, notices: list[str]) -> Server:
-    """Return the ledger on the server, in which the plan is known and our former attempts are ours again.
+def join(settings: Config, steps: Plan, places: Places, notices: list[str]) -> tuple[Server, Plan]:
+    """Return the ledger on the server, in which our former attempts are ours again, and the plan that it knows.
 
     Raises LedgerAway while the server cannot be reached, StateError if it does not let us in, or if others
     are at work on another list under this run's name.
     """
     store = connect(settings, places)
     try:
-        listed = late.known(steps, store.items()) if steps.late else steps
-        listing = listed.listing()
-        store.enlist(listing, listed.identity(listing))
+        listed = shared_plan.enlist(steps, store)
         _bring_along(store, places, notices)
         store.note({"run": places.run})
     except BaseException:
         store.close()
         raise
-    return store
+    return store, listed
 
 
 def connect(settings: Config, places: Places, credentials: Mapping[str, bytes] = {}) -> Server:

@@ -80,10 +80,10 @@ class Plan:
 
     `kept`: the steps that are there only because the ledger has begun them; see worker/begun.py.  `empty`: what is
     to be told of tasks for which nothing is there today.  `late`: the tasks whose items are not known before what
-    they need is done; see worker/late.py.
+    they need is done; see worker/late.py.  `lacks`: what is to be told of items that wait for others to end.
     """
 
-    __slots__ = ("_task_hashes", "by_id", "empty", "kept", "late", "run", "steps", "tasks")
+    __slots__ = ("_task_hashes", "by_id", "empty", "kept", "lacks", "late", "run", "steps", "tasks")
 
     def __init__(
         self,
@@ -102,6 +102,7 @@ class Plan:
         self.kept = kept
         self.empty = empty
         self.late = late
+        self.lacks: Problem | None = None
         self._task_hashes: dict[str, blake2b] = {}
 
     def listing(self) -> list[tuple[str, str]]:
@@ -135,6 +136,12 @@ class Plan:
         of_task[name] = list(steps)
         return self._with(of_task, kept, self.late | {name} if late else self.late - {name})
 
+    def lacking(self, note: Problem) -> "Plan":
+        """Return the same plan with this to be told of it."""
+        made = self._with(self._of_task(), self.kept, self.late)
+        made.lacks = note
+        return made
+
     def _of_task(self) -> dict[str, list[Step]]:
         of_task: dict[str, list[Step]] = {name: [] for name in self.tasks}
         for step in self.steps:
@@ -143,7 +150,9 @@ class Plan:
 
     def _with(self, of_task: dict[str, list[Step]], kept: frozenset[str], late: frozenset[str]) -> "Plan":
         by_id = {step.id: step for steps in of_task.values() for step in steps}
-        return Plan(tuple(by_id.values()), by_id, self.tasks.values(), self.run, kept, self.empty, late)
+        made = Plan(tuple(by_id.values()), by_id, self.tasks.values(), self.run, kept, self.empty, late)
+        made.lacks = self.lacks
+        return made
 
     def digest(self, step: Step) -> str:
         """Return a text that stands for the work of a step: while it is the same, the work is.

@@ -25,6 +25,7 @@ class Resumed(NamedTuple):
 
     ledger: Ledger
     notices: list[str]
+    steps: Plan | None = None  # the plan to work on, if it is not the list's alone
 
 
 def open_ledger(places: Places, in_order: bool = True) -> Resumed:
@@ -63,7 +64,8 @@ def join(settings: Config, steps: Plan, places: Places) -> Resumed:
     """
     notices: list[str] = []
     _make_room(places, notices)
-    return Resumed(member.join(settings, steps, places, notices), notices)
+    store, listed = member.join(settings, steps, places, notices)
+    return Resumed(store, notices, listed)
 
 
 def _make_room(places: Places, notices: list[str]) -> None:

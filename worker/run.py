@@ -300,7 +300,7 @@ class Run:
 
     def _more_to_do(self) -> bool:
         """At the end of the list, take in what was added to the configuration meanwhile."""
-        if not self._list.changed():
+        if not self._list.changed() and self._plan.lacks is None:
             return False
         self._reload_config()
         return self._decide().finished is None

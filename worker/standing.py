@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from worker import begun, clock, late, ledger, status
+from worker import begun, clock, late, ledger, shared_plan, status
 from worker import board as boards
 from worker.begun import Unlisted
 from worker.board import Board, Replay
@@ -92,13 +92,10 @@ class Standing:
         self.plan = plan
         self._unreadable = set()
 
-    def enlist(self, plan: Plan) -> None:
-        """Let the ledger know a plan.  Raises as Ledger.enlist does."""
-        if plan.late:
-            plan = late.known(plan, self._persist(self._ledger.items))
-        if self._ledger.shared:
-            listing = plan.listing()
-            self._persist(lambda: self._ledger.enlist(listing, plan.identity(listing)))
+    def enlist(self, plan: Plan) -> Plan:
+        """Let the ledger know a plan, and return the one to work on.  Raises as Ledger.enlist does."""
+        listed: Plan = self._persist(lambda: shared_plan.enlist(plan, self._ledger))
+        return listed
 
     def learn(self, running: Iterable[str]) -> list[Learnt]:
         """Read the items of those tasks whose file is made by now, durably; return what came of it.
@@ -128,7 +125,7 @@ class Standing:
             else:
                 found.append(Learnt(name))
         if found:
-            self.enlist(self.plan)
+            self.plan = self.enlist(self.plan)
         return found
 
     def _leave_to_others(self, name: str, running: Iterable[str]) -> None:

@@ -25,10 +25,11 @@ class Tasklist:
         """Return whether the files are others than those that were read last."""
         return config.fingerprint(self.path) != self._fingerprint
 
-    def read_again(self, enlist: Callable[[Plan], None]) -> Plan | None:
+    def read_again(self, enlist: Callable[[Plan], Plan]) -> Plan | None:
         """Return the plan of the list as it is now, whose settings are in force then; None if it cannot be taken.
 
-        Why not is said in the journal.  `enlist` lets the ledger know the plan, and may raise AgentError.
+        Why not is said in the journal.  `enlist` lets the ledger know the plan and returns the one to work on; it may
+        raise AgentError.
         """
         self._fingerprint = config.fingerprint(self.path)
         self.refused = self.next_run = None
@@ -47,7 +48,7 @@ class Tasklist:
             self._say(f"the list is that of the run '{settings.run}' by now; it is begun when this run has ended")
             return None
         try:
-            enlist(steps)
+            steps = enlist(steps)
         except AgentError as exc:
             self.refused = exc
             self._say(f"{exc}; the former list stays")

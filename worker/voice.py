@@ -66,7 +66,8 @@ class Voice:
 
     def _beside_the_list(self) -> None:
         """Name the tasks that have no steps, and the steps that were begun and are in the list no more."""
-        for problem in self._standing.plan.empty:
+        lacks = self._standing.plan.lacks
+        for problem in (*self._standing.plan.empty, *([lacks] if lacks else [])):
             self._journal.event("plan-changed", str(problem), priority=NOTICE)
         for line in begun.kept_lines(self._standing.plan):
             self._journal.event("plan-changed", line, priority=NOTICE)

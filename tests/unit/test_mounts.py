@@ -101,7 +101,7 @@ def test_nothing_is_said_of_journals_where_the_ledger_is_on_a_server(
     tmp_path: Path, network: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = Places("demo", str(tmp_path), folder.prepare(str(tmp_path), None))
-    monkeypatch.setattr(member, "join", lambda *_: None)
+    monkeypatch.setattr(member, "join", lambda *_: (None, None))
     unused: Any = None
     assert resume.join(unused, unused, places).notices == []
 

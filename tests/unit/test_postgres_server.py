@@ -239,16 +239,20 @@ def test_what_was_tried_outlives_a_change_of_the_list(dsn: str, server: Server) 
 
 def test_machines_that_find_other_items_share_a_run(dsn: str, server: Server) -> None:
     """
-    N6: the list is the same, the world is not. None drops what another one has found while that is at work.
+    N6: the list is the same, the world is not. Who comes takes the steps that are there, adding and dropping none.
     """
     same = [("load@*", "x")]
     one, two = join(dsn), join(dsn, "two")
-    one.enlist([], same)
-    two.enlist([("load@a", "x")], same)
-    one.enlist([("load@b", "x")], same)
-    listed = "SELECT step FROM agent.steps ORDER BY 1"
-    assert server.execute(listed, database=database(dsn)) == [("load@a",), ("load@b",)]
-    assert one.record([], [claim("load@b"), claim("load@a")]).claims == [claim("load@b"), claim("load@a")]
+    assert one.enlist([("load@a", "x"), ("load@b", "x")], same, ["load@a", "load@b"]) is None
+    one.record([], [claim("load@a")])
+    one.record([ending("load@a")], [])
+    theirs = {"load@a": True, "load@b": False}
+    assert two.enlist([("load@c", "x")], same, ["load@c"]) == theirs
+    assert two.enlist([("load@c", "x"), ("late@d", "x")], same, ["load@c"]) == theirs | {"late@d": False}
+    assert [claim.step for claim in two.record([], [claim("load@b"), claim("load@c"), claim("late@d")]).claims] == [
+        "load@b",
+        "late@d",
+    ]
     with pytest.raises(StateError):
         two.enlist([("load@a", "y")], [("load@*", "y")])
 

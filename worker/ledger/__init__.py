@@ -5,7 +5,7 @@ ended; a step is done when it has a row whose outcome is "done", and it can have
 else (how many failures count, what is waiting) is derived from the rows, so nothing is stored twice.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from worker.ledger.effects import Effects
@@ -156,10 +156,17 @@ class Ledger(Protocol):
     @property
     def effects(self) -> Effects: ...
 
-    def enlist(self, steps: Sequence[tuple[str, str]], identity: Sequence[tuple[str, str]] | None = None) -> None:
+    def enlist(
+        self,
+        steps: Sequence[tuple[str, str]],
+        identity: Sequence[tuple[str, str]] | None = None,
+        found: Collection[str] = (),
+    ) -> dict[str, bool] | None:
         """Let the ledger know the plan: ids and definitions in order.  Where it is shared, one plan for all.
 
-        `identity`: as much of it as has to be the same for all, by default all of it.
+        `identity`: as much of it as has to be the same for all, by default all of it.  `found`: the steps that are
+        there only because this machine has found their items.  While others are at work such steps are neither added
+        nor dropped; then the steps that the run has are returned, each with whether it is done, and else None.
         Raises StateError if others are at work on another plan under this run's name.
         """
 

@@ -8,7 +8,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from worker import clock
@@ -167,8 +167,13 @@ class RemoteLedger:
         woken, self._caller.woken = self._caller.woken, False
         return woken
 
-    def enlist(self, steps: Sequence[tuple[str, str]], identity: Sequence[tuple[str, str]] | None = None) -> None:
-        self._caller.call(lambda: self._store.enlist(steps, identity), _LONG)
+    def enlist(
+        self,
+        steps: Sequence[tuple[str, str]],
+        identity: Sequence[tuple[str, str]] | None = None,
+        found: Collection[str] = (),
+    ) -> dict[str, bool] | None:
+        return self._caller.call(lambda: self._store.enlist(steps, identity, found), _LONG)
 
     def record(self, endings: Sequence[Ending], claims: Sequence[Claim], most: int | None = None) -> Recorded:
         return self._call(lambda: self._store.record(endings, claims, most))

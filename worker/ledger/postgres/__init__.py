@@ -12,7 +12,7 @@ long transactions, the order of commits, LISTEN (where there is none, workers lo
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from worker.errors import StateError
@@ -123,9 +123,14 @@ class PostgresLedger:
             raise
         return cls(link, 0.0)
 
-    def enlist(self, steps: Sequence[tuple[str, str]], identity: Sequence[tuple[str, str]] | None = None) -> None:
+    def enlist(
+        self,
+        steps: Sequence[tuple[str, str]],
+        identity: Sequence[tuple[str, str]] | None = None,
+        found: Collection[str] = (),
+    ) -> dict[str, bool] | None:
         with self._link.call(LONG) as connection:
-            plan.enlist(connection, self._link, steps, steps if identity is None else identity)
+            return plan.enlist(connection, self._link, steps, steps if identity is None else identity, found)
 
     def record(self, endings: Sequence[Ending], claims: Sequence[Claim], most: int | None = None) -> Recorded:
         most = len(claims) if most is None else most

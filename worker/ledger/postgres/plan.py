@@ -1,7 +1,7 @@
 """The steps of a run in PostgreSQL: the plan that all its workers share, and what a checkpoint brings back."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import psycopg
 
@@ -17,33 +17,50 @@ _NAMED = 3
 
 
 def enlist(
-    connection: Connection, link: Link, steps: Sequence[tuple[str, str]], identity: Sequence[tuple[str, str]]
-) -> None:
+    connection: Connection,
+    link: Link,
+    steps: Sequence[tuple[str, str]],
+    identity: Sequence[tuple[str, str]],
+    found: Collection[str],
+) -> dict[str, bool] | None:
     """Let `steps` be the plan of the run, unless others are at work on one of another identity; see Ledger.enlist.
 
     What has been tried stays as it is, whether it is in the list or not; what has not and is no longer in the
-    list is gone, unless others are at work, who may have found it in their world.
+    list is gone, unless others are at work.
     """
     plan = _digest(identity)
     whole = list(identity) == list(steps)
     values = link.me | {"plan": plan}
+    theirs: dict[str, bool] | None = None
     with connection.transaction():
-        found = connection.execute("SELECT plan FROM agent.runs WHERE run = %(run)s FOR UPDATE", values).fetchone()
-        if found is None:
+        before = connection.execute("SELECT plan FROM agent.runs WHERE run = %(run)s FOR UPDATE", values).fetchone()
+        if before is None:
             raise StateError(f"{link.place}: the run '{link.run}' is gone", "start again to make it anew")
-        if found[0] != plan or not whole:
+        if before[0] != plan or not whole:
             others = connection.execute(_OTHERS, values).fetchall()
-            if others and found[0] != plan:
+            if others and before[0] != plan:
                 raise _taken(link.run, [worker for (worker,) in others])
-            # Compared here: how a server would go about it depends on what it takes the sizes for.
-            known = dict(connection.execute(_UNTRIED, values).fetchall())
-            listed = dict(steps)
-            gone = [step for step, untried in known.items() if untried and step not in listed]
+            known = {step: (untried, done) for step, untried, done in connection.execute(_STEPS, values)}
             if connection.execute(_AT_WORK, values).fetchone() is None:
-                connection.execute(_DROP, values | {"steps": gone})
-            connection.execute(_ADD, values | {"steps": [step for step in listed if step not in known]})
+                _replace(connection, values, dict(steps), known)
+            else:
+                mine = set(found)
+                added = [step for step, _definition in steps if step not in known and step not in mine]
+                connection.execute(_ADD, values | {"steps": added})
+                theirs = {step: done for step, (_untried, done) in known.items()} | dict.fromkeys(added, False)
             connection.execute("UPDATE agent.runs SET plan = %(plan)s WHERE run = %(run)s", values)
         connection.execute(_WORK_ON, values)
+    return theirs
+
+
+def _replace(
+    connection: Connection, values: dict[str, object], listed: Mapping[str, str], known: Mapping[str, tuple[bool, bool]]
+) -> None:
+    """Let the run have the steps that are listed, and those that were tried."""
+    # Compared here: how a server would go about it depends on what it takes the sizes for.
+    gone = [step for step, (untried, _done) in known.items() if untried and step not in listed]
+    connection.execute(_DROP, values | {"steps": gone})
+    connection.execute(_ADD, values | {"steps": [step for step in listed if step not in known]})
 
 
 def restore(connection: Connection, link: Link, entries: Sequence[tuple[Row, bytes | None]]) -> int:
@@ -136,7 +153,7 @@ _AT_WORK = """
 SELECT FROM agent.workers
 WHERE run = %(run)s AND worker <> %(worker)s AND plan <> '' AND seen + lease * interval '1 second' > now() LIMIT 1
 """
-_UNTRIED = "SELECT step, state = 'open' AND number = 0 FROM agent.steps WHERE run = %(run)s"
+_STEPS = "SELECT step, state = 'open' AND number = 0, state = 'done' FROM agent.steps WHERE run = %(run)s"
 _DROP = """
 DELETE FROM agent.steps
 WHERE run = %(run)s AND step = ANY (%(steps)s::text[]) AND state = 'open' AND number = 0

@@ -8,7 +8,7 @@ system that cannot have such a log it is a rollback journal, and readers and the
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from worker import files, points
 from worker.errors import StateError
@@ -150,8 +150,13 @@ class SqliteLedger:
     def news(self, idle: bool) -> list[Row]:
         return []
 
-    def enlist(self, steps: Sequence[tuple[str, str]], identity: Sequence[tuple[str, str]] | None = None) -> None:
-        pass  # the list of the one worker is the plan
+    def enlist(
+        self,
+        steps: Sequence[tuple[str, str]],
+        identity: Sequence[tuple[str, str]] | None = None,
+        found: Collection[str] = (),
+    ) -> dict[str, bool] | None:
+        return None  # the list of the one worker is the plan
 
     def rows(self) -> Iterator[Row]:
         with errors():
