@@ -45,7 +45,7 @@ class State(NamedTuple):
         """
         for name, limit, used in zip(NAMES, self.limits, self.used, strict=True):
             so_far = used or 0.0
-            if limit is not None and (so_far > limit if name == RESTARTS else so_far >= limit - _ROUNDING):
+            if limit is not None and (so_far > limit if name == RESTARTS else so_far >= limit - _rounding(limit)):
                 return f"{name}: {number(used)} of {number(limit)} used"
         return ""
 
@@ -60,6 +60,10 @@ class State(NamedTuple):
         """Return what is left of each limit there is, by name."""
         pairs = zip(NAMES, self.limits, self.used, strict=True)
         return {name: round(max(0.0, limit - (used or 0)), 6) for name, limit, used in pairs if limit is not None}
+
+
+def _rounding(limit: float) -> float:
+    return _ROUNDING * max(1.0, limit)
 
 
 def number(value: float | None) -> str:

@@ -11,6 +11,7 @@ import os
 from typing import Any, Literal, NamedTuple
 
 from worker import contact, fields, schema, yamlfile
+from worker.atlimit import POLICIES, STOP
 from worker.budget import HOURS, RESTARTS, SPEND, Budget
 from worker.contact import Contact, Ping
 from worker.errors import ConfigError, Mark, Problem, quote
@@ -57,6 +58,7 @@ class Config(NamedTuple):
     tasks: tuple[Task, ...]
     files: tuple[str, ...]
     named: bool  # the list names its run itself, and does not leave that to its file's name
+    at_limit: str  # what becomes of steps at work when the budget is used up: see worker/atlimit.py
 
 
 def load(path: str) -> Config:
@@ -108,6 +110,7 @@ def _load(path: str) -> Config:
         problems.append(Problem(mark, what, "use '{checkpoint}'"))
     if problems:
         raise ConfigError(problems)
+    budget: dict[str, Any] = top.get("budget", {})
     given = Given(defaults["env"], tuple(file for file, _ in defaults["env_file"]))
     return Config(
         run=run,
@@ -115,7 +118,7 @@ def _load(path: str) -> Config:
         on_failure=top.get("on_failure", "stop"),
         on_unknown=top.get("on_unknown", "stop"),
         ledger=top.get("ledger"),
-        budget=Budget(**top.get("budget", {})),
+        budget=Budget(**{name: value for name, value in budget.items() if name in Budget._fields}),
         lease=top.get("lease", _LEASE),
         contact=Contact(run, top.get("alert"), os.path.dirname(path), ping, given),
         ping_mark=ping_mark,
@@ -124,6 +127,7 @@ def _load(path: str) -> Config:
         tasks=tasks,
         files=(path, *drop_ins),
         named="run" in top,
+        at_limit=budget.get("at_limit", STOP),
     )
 
 
@@ -368,7 +372,12 @@ def _lease(node: Node, source: Source) -> float:
     return value
 
 
-_BUDGET: Table = {RESTARTS: schema.amount, HOURS: schema.amount, SPEND: schema.amount}
+_BUDGET: Table = {
+    RESTARTS: schema.amount,
+    HOURS: schema.amount,
+    SPEND: schema.amount,
+    "at_limit": schema.choice(*POLICIES),
+}
 _COPY: Table = {"every": _copy_every, "command": fields.command, "timeout": schema.positive_span}
 _MAIN: Table = {
     "run": schema.name(LONGEST_RUN),

@@ -7,8 +7,9 @@ ends and new claims in one durable transaction, starts what was claimed, and wai
 import contextlib
 import functools
 import json
+import math
 
-from worker import __version__, clock, control, decide, folder, points, process
+from worker import __version__, atlimit, clock, control, decide, folder, points, process
 from worker import board as boards
 from worker.attempt import Attempt
 from worker.board import Board
@@ -51,6 +52,7 @@ class Run:
         self._peers = shop.peers
         self._broker = shop.broker
         self._succession = shop.succession
+        self._limit = atlimit.AtLimit()
         shop.disk.stopping = self._gives_up
 
     def work(self) -> int:
@@ -116,12 +118,12 @@ class Run:
         self._voice.opening(found, self._before.ends.faults, self._shop.undivided)
         self._succession.know_again(found.gone)
         work_is_left = self._upcoming().finished is None
-        if not self._orders.done:
-            self._succession.begin(unbegun)
-            if work_is_left:
-                self._companions.begin()
-        elif self._orders.ending:  # for the budget, or told to only just now
+        if self._orders.ending or self._limit.reached:  # for the budget, or told to only just now
             self._succession.close(self._succession.give_back(unbegun))
+        elif not self._orders.leaving:
+            self._succession.begin(unbegun)
+        if work_is_left and not self._orders.done:
+            self._companions.begin()
 
     @property
     def _board(self) -> Board:
@@ -169,27 +171,36 @@ class Run:
     def _upcoming(self) -> decide.Next:
         """Return what to do next: nothing new once the worker ends, or the budget is spent while work is left."""
         spent = self._meter.state().spent()
-        if self._orders.ending == OUT_OF_BUDGET and not spent:
-            self._orders.ending = None  # steps that were asked to end do so, and are begun again
-            self._voice.budget_raised()
+        if not spent:
+            raised = self._limit.forget()
+            if self._orders.ending == OUT_OF_BUDGET:
+                self._orders.ending = None  # steps that were asked to end do so, and are begun again
+                raised = True
+            if raised:
+                self._voice.budget_raised()
         if self._orders.ending == STOPPED:
             return decide.Next([])
         upcoming = self._decide()
         if upcoming.finished is not None or not spent:
             return upcoming
-        if not self._orders.ending:
-            self._end_for_budget(spent)
-        return decide.Next([])
+        return decide.Next([], wake_at=self._at_limit(spent))
 
     def _mind_budget(self) -> None:
         """End the steps once the budget is spent, also while the loop waits for the ledger."""
         spent = self._meter.state().spent()
         if spent and not self._orders.done and self._decide().finished is None:
-            self._end_for_budget(spent)
+            self._at_limit(spent)
 
-    def _end_for_budget(self, spent: str) -> None:
-        self._voice.budget_spent(spent)
-        self._orders.end(OUT_OF_BUDGET)
+    def _at_limit(self, spent: str) -> float:
+        """Let no step begin; end those at work once their time is over.  Return when that is (monotonic clock)."""
+        policy, now, at_work = self._list.settings.at_limit, clock.monotonic(), self._crew.at_work()
+        if self._limit.reach(now) and at_work and not self._orders.ending:
+            self._voice.budget_reached(spent, atlimit.terms(policy))
+        ends_at = self._limit.ends_at(policy)
+        if not self._orders.ending and (not at_work or now >= ends_at):
+            self._voice.budget_spent(spent, at_work)
+            self._orders.end(OUT_OF_BUDGET)
+        return math.inf if self._orders.ending else ends_at
 
     def _decide(self) -> decide.Next:
         settings = self._list.settings
@@ -229,7 +240,7 @@ class Run:
             self._companions.changed()
             self._companions.keep(clock.monotonic())
         again = self._peers.claimed(claims, most, recorded)
-        if self._orders.ending:  # told to while the ledger was asked
+        if self._orders.ending or self._limit.reached:  # told to while the ledger was asked
             self._give_back(recorded.claims)
             return False
         self._start(recorded.claims)
@@ -239,7 +250,7 @@ class Run:
     def _start(self, claims: list[Claim]) -> None:
         """Begin the attempts that were claimed, until the worker is to end."""
         for place, claim in enumerate(claims):
-            if self._orders.ending:  # told to while the one before was being prepared
+            if self._orders.ending or self._limit.reached:  # told to while the one before was being prepared
                 self._give_back(claims[place:])
                 break
             step, number = claim.step, claim.number
@@ -253,7 +264,8 @@ class Run:
 
     def _give_back(self, claims: list[Claim]) -> None:
         """Close attempts that were claimed and not begun."""
-        why = "the budget was spent" if self._orders.ending == OUT_OF_BUDGET else "the worker was stopped"
+        stopped = self._orders.ending not in (None, OUT_OF_BUDGET)
+        why = "the worker was stopped" if stopped else "the budget was spent"
         self._standing.give_back(claims, f"{why} before it began")
 
     # -- other workers of the run

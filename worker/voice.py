@@ -108,8 +108,13 @@ class Voice:
         text = f"{step}: attempt {number} ended, but its claim is another worker's by now; not recorded"
         self._journal.event("step-lost", text, step=step, attempt=number, priority=WARNING)
 
-    def budget_spent(self, spent: str) -> None:
-        text = f"run {self._run}: the budget is spent, {spent}; ending the steps"
+    def budget_spent(self, spent: str, at_work: bool) -> None:
+        text = f"run {self._run}: the budget is spent, {spent}{'; ending the steps' if at_work else ''}"
+        self._journal.event("budget-spent", text, priority=ERROR)
+
+    def budget_reached(self, spent: str, terms: str) -> None:
+        """Say that no step is begun any more; `terms`: what those at work may do."""
+        text = f"run {self._run}: the budget is spent, {spent}; no step is begun, those at work {terms}"
         self._journal.event("budget-spent", text, priority=ERROR)
 
     def budget_raised(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import MakeWorker
 from tests.support import ROOT, Worker
-from worker import cli, outside
+from worker import atlimit, cli, outside
 from worker.errors import OUT_OF_BUDGET
 
 SPEND = f"PYTHONPATH={ROOT} {sys.executable} -m worker spend"
@@ -396,3 +396,110 @@ tasks:
     w.until("the budget is spent")
     assert w.wait() == 0
     assert [(row.outcome, row.spend) for row in w.rows()] == [("done", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "amounts"), [("finish", "0.1 0.2"), ("stop", "0.1 0.2"), ("finish", "0.2 0.2"), ("finish", "0.3 0")]
+)
+def test_what_reached_the_limit_is_paid_for_and_comes_to_its_end(
+    worker: MakeWorker, policy: str, amounts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    Spending up to the limit is not above it, whatever fractions add up to; nothing is begun after that.
+    """
+    w = worker(f"""
+budget: {{spend: 0.3, at_limit: {policy}}}
+tasks:
+  - id: pay
+    run: |
+      for n in {amounts}; do {SPEND} $n; done
+      while ! test -e go; do sleep 0.02; done; echo paid
+  - {{id: next, run: 'true'}}
+""")
+    w.start().until("the budget is spent, spend: .*; no step is begun, those at work")
+    (w.state / "work/go").touch()
+    assert w.wait() == OUT_OF_BUDGET
+    assert w.output("pay") == b"paid\n"
+    assert [(row.step, row.outcome) for row in w.rows()] == [("pay", "done")]
+    assert add(w, "spend=1") == 0
+    assert w.run() == 0
+
+
+def test_hours_and_restarts_let_steps_finish_too(worker: MakeWorker) -> None:
+    """
+    The one that is at work when the hours are over comes to its end; the next is not begun.
+    """
+    w = worker("""
+budget: {hours: 0.0003, at_limit: finish}
+tasks:
+  - {id: a, run: 'while ! test -e go; do sleep 0.02; done'}
+  - {id: b, run: 'true'}
+""")
+    w.start().until("the budget is spent, hours: .*; no step is begun, those at work go on to their own end")
+    (w.state / "work/go").touch()
+    assert w.wait() == OUT_OF_BUDGET
+    assert w.done() == ["a"]
+
+
+def test_with_stop_steps_have_a_stated_time(worker: MakeWorker) -> None:
+    """
+    It is said, and then they are asked to end, which costs them no attempt.
+    """
+    w = worker(f"""
+budget: {{spend: 1, at_limit: stop}}
+tasks:
+  - {{id: a, retry: {{attempts: 1}}, run: '{SPEND} 1; exec sleep 600'}}
+""")
+    w.start().until("the budget is spent, spend: 1 of 1 used; no step is begun, those at work have 10s to come")
+    began = time.monotonic()
+    w.until("the budget is spent, spend: 1 of 1 used; ending the steps")
+    assert time.monotonic() - began >= atlimit.GRACE - 1
+    assert w.wait() == OUT_OF_BUDGET
+    assert [(row.outcome, row.counted) for row in w.rows()] == [("interrupted", 0)]
+
+
+def test_a_grant_while_steps_come_to_their_end_lets_others_begin(worker: MakeWorker) -> None:
+    """
+    The step that reached the limit is never asked to end.
+    """
+    w = worker(f"""
+budget: {{spend: 1, at_limit: finish}}
+concurrency: 2
+tasks:
+  - {{id: a, run: '{SPEND} 1; while ! test -e go; do sleep 0.02; done'}}
+  - {{id: b, needs: [c], run: touch go}}
+  - {{id: c, run: 'while ! test -e reached; do sleep 0.02; done'}}
+""")
+    w.start().until("the budget is spent")
+    (w.state / "work/reached").touch()
+    w.until("c: done")
+    assert add(w, "spend=1") == 0
+    w.until("the budget has been raised; going on")
+    assert w.wait() == 0
+    assert sorted(w.done()) == ["a", "b", "c"]
+    assert {row.outcome for row in w.rows()} == {"done"}
+
+
+def test_a_full_disk_at_the_limit_loses_nothing_that_was_paid_for(worker: MakeWorker, full: Path) -> None:
+    """
+    With finish: the step ends by itself, and what it has done is waited for until it is recorded.
+    """
+    w = worker(
+        f"""
+budget: {{hours: 0.0003, at_limit: finish}}
+concurrency: 2
+defaults: {{env: {{FULL: {full}}}}}
+tasks:
+  - {{id: a, run: 'while ! test -e go; do sleep 0.02; done; echo a'}}
+  - {{id: b, run: 'touch "$FULL"'}}
+  - {{id: c, run: 'true'}}
+""",
+        environ={"PYTHONPATH": f"{ROOT}:{full.parent}/hook"},
+    )
+    w.start().until("waiting for space")
+    w.until("the budget is spent, hours: .*; no step is begun")
+    (w.state / "work/go").touch()
+    w.until("the budget is spent, hours: [^;]*$")
+    full.unlink()
+    assert w.wait() == OUT_OF_BUDGET
+    assert sorted(w.done()) == ["a", "b"]

@@ -25,6 +25,7 @@ LIMITS = Budget(restarts=2, hours=1, spend=20)
         (Budget(0, 0, 20), "spend: 20 of 20 used"),
         (Budget(0, 0, sum([0.1] * 200)), "spend: 20 of 20 used"),
         (Budget(0, 0, 25.125), "spend: 25.125 of 20 used"),
+        (Budget(0, 0, 20 - 1e-12), "spend: 20 of 20 used"),
     ],
 )
 def test_so_many_restarts_are_allowed_and_nothing_is_left_of_time_and_spend_at_the_limit(

@@ -83,6 +83,7 @@ tasks:
         (),
         (f"{tmp_path}/config.yaml",),
         True,
+        "stop",
     )
     (task,) = loaded.tasks
     assert task.run == ("./process", "--file={item}", "")
