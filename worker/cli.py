@@ -188,8 +188,18 @@ def _foreground_state(options: argparse.Namespace, run: str, environ: Mapping[st
         return _state_folder(options)
     if "STATE_DIRECTORY" in environ:
         return environ["STATE_DIRECTORY"].split(":")[0]
+    return os.path.join(_own_state(environ), "agent", run)
+
+
+def _own_state(environ: Mapping[str, str]) -> str:
+    """Return where a person's programs keep their state.  Raises ConfigError where that cannot be known."""
     base = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return os.path.join(base, "agent", run)
+    if base.startswith("~"):
+        from worker.errors import ConfigError, Problem
+
+        what = "there is no folder for the state: HOME is not set, and this user has no entry in the user database"
+        raise ConfigError([Problem(None, what, "name one with --state DIR")])
+    return os.path.abspath(base)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -308,8 +318,7 @@ def _supervise(options: argparse.Namespace) -> int:
             return os.path.abspath(options.state or os.environ["STATE_DIRECTORY"].split(":")[0])
         if os.path.dirname(sandbox) == f"{CONFIG_FOLDER}/supervisor":  # what agent-supervisor@ keeps alive
             return f"{STATE_FOLDER}/agent-supervisor/{os.path.splitext(os.path.basename(sandbox))[0]}"
-        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-        return os.path.join(base, "agent-supervisor", name)
+        return os.path.join(_own_state(os.environ), "agent-supervisor", name)
 
     if options.test_alert:
         return daemon.rehearse(sandbox, os.environ)

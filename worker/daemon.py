@@ -149,7 +149,10 @@ def _resume(
     notifier: Notifier,
     awake: Awake,
 ) -> resume.Resumed:
-    """Open what an earlier worker left; a full disk, or a server that is away, is waited out with systemd's leave."""
+    """Open what an earlier worker left; a full disk, or a server that is away, is waited out.
+
+    Such a wait comes after READY=1: `systemctl daemon-reload` forgets what a start was granted beyond its limit.
+    """
     told = False
     gives_up = clock.monotonic() + PATIENCE
     while True:
@@ -163,7 +166,8 @@ def _resume(
                 what = "the server" if isinstance(exc, LedgerAway) else "space"
                 text = f"{places.root}: the state cannot be opened ({exc}); waiting for {what}, nothing is lost"
                 log.event("waiting", text, priority=ERROR)
+                notifier.ready(f"waiting for {what}")
             told = True
-            notifier.starting(_STAGE)
+            notifier.ping()
             awake.keep(clock.monotonic())
             time.sleep(_DISK_RETRY)  # nothing runs yet that could be heard

@@ -5,6 +5,7 @@ Adding a key is adding a line to a table here and a field to worker.task.Task.
 
 import itertools
 import json
+import os
 import re
 from typing import Any
 
@@ -26,6 +27,9 @@ def _arguments(node: Node, source: Source) -> tuple[str, ...]:
     values = schema.list_of(schema.any_text)(node, source)
     if values and not values[0]:
         raise Wrong(node, "the first item names the program, and is empty", "write a program")
+    if values and "/" not in values[0] and len(words := values[0].split()) > 1:
+        what = f"the first item names the program, and {quote(values[0])} is {len(words)} words"
+        raise Wrong(node, what, f"write each word as an item of its own: [{', '.join(words)}, ...]")
     return values
 
 
@@ -37,7 +41,15 @@ def command(node: Node, source: Source) -> Command:
 
 
 def _shell(node: Node, source: Source) -> tuple[str, ...]:
-    return (schema.text(node, source), "-c") if type(node) is Scalar else _arguments(node, source)
+    """A shell, to which "-c" is added, or a list of its arguments."""
+    if type(node) is not Scalar:
+        return _arguments(node, source)
+    shell = schema.text(node, source)
+    words = shell.split()
+    if len(words) > 1 and not os.path.exists(shell):
+        listed = words if words[-1].endswith("c") and words[-1].startswith("-") else [*words, "-c"]
+        raise Wrong(node, f"{quote(shell)} names a program, and no arguments", f"write a list: [{', '.join(listed)}]")
+    return (shell, "-c")
 
 
 def _env(node: Node, source: Source) -> dict[str, str]:

@@ -23,6 +23,7 @@ import errno
 import fcntl
 import itertools
 import os
+import stat
 import struct
 import time
 from typing import NamedTuple
@@ -138,14 +139,30 @@ def prepare(root: str, runtime: str | None) -> str:
     if runtime is None:
         runtime = f"{root}/run"
         if len(f"{runtime}/notify.00000".encode()) > _SOCKET_PATH_MAX:
-            import tempfile  # for the rare folder that lies too deep for a socket's path
-
-            runtime = tempfile.mkdtemp(prefix="agent-")
+            runtime = _short_runtime(root)
     try:
         os.makedirs(runtime, mode=0o700, exist_ok=True)
     except OSError as exc:
         raise StateError(f"{runtime}: the runtime folder cannot be made: {exc.strerror}") from exc
     return runtime
+
+
+def _short_runtime(root: str) -> str:
+    """Return a runtime folder for a state folder that lies too deep for a socket's path: each time the same one.
+
+    Raises StateError.
+    """
+    import hashlib
+    import tempfile
+
+    digest = hashlib.blake2b(f"{os.geteuid()} {root}".encode(errors="surrogateescape"), digest_size=8).hexdigest()
+    path = f"/tmp/agent-{digest}"
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    status = os.lstat(path)
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077:
+        return path
+    return tempfile.mkdtemp(prefix="agent-", dir="/tmp")  # somebody else was there first
 
 
 def make(root: str) -> None:

@@ -20,7 +20,7 @@ _MICROSECONDS = {
 }
 _TERM = re.compile(r"\s*([0-9]+)?(?:\.([0-9]+))?\s*([^\W\d_]*)\s*")
 _LONGEST = 2**63 - 1  # microseconds: what the kernel and systemd can still count
-_LONGEST_TEXT = 200
+_LONGEST_TEXT, _SHOWN = 200, 60
 _PAIRS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 _FORM = "write it like '90s', '2.5s' or '1h 30min'"
 
@@ -46,7 +46,7 @@ def parse(text: str) -> float:
         total += int((whole or "") + fraction) * _MICROSECONDS[unit] // 10 ** len(fraction)
         position = term.end()
     if total > _LONGEST:
-        raise ValueError(f"{text!r} is too long; use 'infinity' for no end")
+        raise ValueError(f"{text[:_SHOWN]!r} is too long; use 290000 years at most")
     return total / 1_000_000
 
 

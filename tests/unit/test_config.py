@@ -489,6 +489,44 @@ def test_a_mistake_in_a_task_is_known_before_the_run(tmp_path: Path, task: str, 
     assert said in only
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("shell: bash -euo pipefail -c", "write a list: [bash, -euo, pipefail, -c]"),
+        ("shell: /bin/bash -eu", "write a list: [/bin/bash, -eu, -c]"),
+        ("shell: [bash -eu, -c]", "write each word as an item of its own: [bash, -eu, ...]"),
+        ("check: [test -e x]", "write each word as an item of its own: [test, -e, x, ...]"),
+    ],
+)
+def test_e5_several_words_are_no_program(tmp_path: Path, line: str, said: str) -> None:
+    """E5: known before the run, with the list to write."""
+    (only,) = refused(tmp_path, f"tasks:\n  - id: a\n    run: echo\n    {line}\n")
+    assert only.endswith(said)
+
+
+def test_e5_a_shell_whose_path_has_a_blank_is_one(tmp_path: Path) -> None:
+    """E5: if it is there."""
+    (tmp_path / "my sh").symlink_to("/bin/sh")
+    (loaded,) = load(tmp_path, f"tasks:\n  - {{id: a, run: echo, shell: {tmp_path}/my sh}}\n").tasks
+    assert loaded.shell == (f"{tmp_path}/my sh", "-c")
+
+
+@pytest.mark.parametrize("key", ["timeout", "stall_after", "watchdog", "progress_every", "retry: {delay", "lease"])
+@pytest.mark.parametrize(
+    "value", ["9999999999y", "infinity", "1e400", "99999999999999999999999999s", "-1", "1 2 3 lightyears"]
+)
+def test_e8_the_advice_for_a_span_is_one_that_helps(tmp_path: Path, key: str, value: str) -> None:
+    """E8: 'infinity' is not advised where it is refused."""
+    written = f"{key}: {value}{'}' if '{' in key else ''}"
+    top, task = (f"{written}\n", "") if key == "lease" else ("", f"    {written}\n")
+    content = f"{top}tasks:\n  - id: a\n    run: echo\n{task}"
+    if value == "infinity" and key in ("timeout", "stall_after"):
+        load(tmp_path, content)
+        return
+    (only,) = refused(tmp_path, content)
+    assert "use 'infinity'" not in only and "; " in only
+
+
 def test_lists_of_defaults_can_be_taken_back(tmp_path: Path) -> None:
     """
     F17: `retry` is merged key by key; an empty list means none, whatever the defaults say.
