@@ -323,6 +323,41 @@ def test_a_database_that_cannot_hold_every_text(server: Server) -> None:
     assert "UTF8" in refusal(lambda: join(server.dsn(name)))
 
 
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "UTF8"])
+@pytest.mark.parametrize(
+    "said", ["cannot start '/n\xf6where' \u2713 \U0001f600", "half \udcff \ud83d", "nothing \0 more"]
+)
+def test_what_a_step_a_machine_or_a_file_is_called_is_taken(server: Server, encoding: str, said: str) -> None:
+    """
+    A8: wherever such a text stands, it is written down as far as the server can, and no call fails for it.
+    """
+    name = f"any_{os.urandom(4).hex()}"
+    server.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    member = Member("one", os.urandom(4).hex(), said, 1, "1")
+    one = PostgresLedger.join(server.dsn(name) + "?client_encoding=LATIN1", "run", member, 60.0, 5.0)
+    one.enlist([("a", "d"), ("b", said)])
+    assert one.record([], [claim("a")._replace(key=said, item=said)], 1).claims
+    failed = ending("a", "failed")._replace(cause=said, detail=said)
+    assert one.record([failed], [claim("b")], 1).lost == []
+    one.note({"state": said})
+    token = one.effects.claim(said, "p", said, 60.0, False).effect.token
+    assert one.effects.commit(said, token, said.encode(errors="replace"), 1)
+    one.add_items("b", [said])
+    one.save_files("b", [Saved("b", said, b"x", 1, 0.0)])
+    kept = said.replace("\0", "\ufffd").encode(errors="replace").decode()
+    closed = one.last_closed("a")
+    assert closed is not None
+    assert (closed.cause, closed.key, one.fact("state")) == (kept, kept, kept)
+    assert [effect.key for effect in one.effects.all()] == [kept]
+    other = PostgresLedger.join(server.dsn(name), "copy", member._replace(life="other"), 60.0, 5.0)
+    rows = [closed, closed._replace(number=2, outcome=None, ended=None, definition=said, boot=said)]
+    assert other.restore([(row, None) for row in rows]) == 2
+    assert other.effects.restore([effect._replace(key=said, step=said) for effect in one.effects.all()]) == 1
+    assert other.effects.settle(said + "?", b"") is None
+    one.close()
+    other.close()
+
+
 @pytest.mark.parametrize(
     "address",
     [

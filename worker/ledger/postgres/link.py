@@ -16,11 +16,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import psycopg
+from psycopg.abc import Buffer
 from psycopg.conninfo import make_conninfo
+from psycopg.types.string import StrDumperUnknown
 from psycopg.waiting import Ready, Wait
 
 from worker import clock
 from worker.ledger.postgres import errors
+from worker.ledger.postgres.rows import text
 
 # A call takes at most this long, or that long if it moves many rows; then the server is taken for dead.
 _PATIENCE, LONG = 12.0, 90.0
@@ -57,6 +60,13 @@ class Member(NamedTuple):
     host: str
     pid: int
     version: str
+
+
+class _Text(StrDumperUnknown):
+    """Sends a text as far as a server can store it, whoever it came from: a person, a file, a step."""
+
+    def dump(self, obj: str) -> Buffer | None:
+        return super().dump(text(obj))
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
@@ -212,6 +222,7 @@ class Link:
             connection = Connection.connect(self._address, autocommit=True)
         except psycopg.Error as exc:
             raise errors.on_connecting(exc, self.place, not self._entered) from None
+        connection.adapters.register_dumper(str, _Text)
         connection.add_notify_handler(lambda notice: self._hear(notice.pid))
         try:
             self._set_patience(connection, _PATIENCE)

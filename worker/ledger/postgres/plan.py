@@ -131,7 +131,7 @@ def _values(row: Row) -> list[object]:
 def _digest(steps: Sequence[tuple[str, str]]) -> str:
     known = hashlib.sha256()
     for step, definition in steps:
-        known.update(f"{step}\0{definition}\0".encode())
+        known.update(f"{step}\0{definition}\0".encode(errors="surrogatepass"))
     return known.hexdigest()
 
 

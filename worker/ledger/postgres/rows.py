@@ -159,16 +159,19 @@ def recording(endings: Sequence[Ending], claims: Sequence[Claim], held: Held) ->
     """Return what RECORD asks of endings and claims."""
     ended = [
         {name: _plain(getattr(ending, name)) for name in _ENDING}
-        | {"cause": text(ending.cause), "detail": text(ending.detail), "inline": ending.output is not None}
+        | {"inline": ending.output is not None}
         | {"place": place, "step": ending.step, "token": held.token(ending.step, ending.number)}
         for place, ending in enumerate(endings, 1)
     ]
-    wanted = [{"place": place, **claim._asdict(), "key": text(claim.key)} for place, claim in enumerate(claims)]
+    wanted = [
+        {"place": place} | {name: _plain(value) for name, value in claim._asdict().items()}
+        for place, claim in enumerate(claims)
+    ]
     return {
-        "endings": json.dumps(ended),
+        "endings": json.dumps(ended, ensure_ascii=False),
         "outputs": _some([ending.output for ending in endings]),
         "logs": _some([ending.log for ending in endings]),
-        "claims": json.dumps(wanted),
+        "claims": json.dumps(wanted, ensure_ascii=False),
         # As a text, which costs the driver less than a list.
         "held": "{" + ",".join(map(str, held.tokens())) + "}",
     }
@@ -180,7 +183,12 @@ def _some(contents: list[bytes | None]) -> list[bytes | None] | None:
 
 
 def _plain(value: object) -> object:
-    """Return a value for JSON, which knows no infinity; the server takes the word for it."""
+    """Return a value for JSON, which knows no infinity; the server takes the word for it.
+
+    JSON is sent without escapes: a database in SQL_ASCII takes any text but has no meaning for a number beyond 127.
+    """
+    if isinstance(value, str):
+        return text(value)
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
