@@ -213,6 +213,47 @@ def test_a_clock_that_jumps_takes_no_claim_from_the_living(join: Join, server: S
     assert one.record([ending("a")], [], 0).lost == []
 
 
+@pytest.mark.parametrize("jump", ["3 hours", "-3 hours"], ids=["back", "ahead"])
+def test_a_clock_that_was_put_right_keeps_no_claim_for_the_dead(
+    join: Join, server: Server, run: str, jump: str
+) -> None:
+    """
+    B7: the server's clock goes back, so that a claim of a dead worker ends hours from now, or ahead.  It is taken over
+    as soon as any other, step and effect alike; what a living one holds is not.
+    """
+    dead, one, two = join("dead", SHORT), join("one", SHORT), join("two", SHORT)
+    dead.record([], [claim("a")], 1)
+    one.record([], [claim("b")], 1)
+    dead.effects.claim("k", "p", "a", SHORT, True)
+    token = one.effects.claim("l", "p", "b", SHORT, True).effect.token
+    for table in ("steps", "effects"):
+        server.execute(f"UPDATE agent.{table} SET lease_until = lease_until + %s WHERE run = %s", (jump, run))
+    server.execute("UPDATE agent.workers SET seen = seen + %s WHERE run = %s", (jump, run))
+    assert two.orphans() == []
+    assert [two.effects.claim(key, "p", "c", SHORT, True).verdict for key in "kl"] == [HELD, HELD]
+
+    def look() -> list[Row]:
+        assert one.renew(["b"]) == []
+        assert one.effects.renew("l", token, SHORT)
+        assert two.effects.claim("l", "p", "c", SHORT, True).verdict == HELD
+        return two.orphans()
+
+    assert [row.step for row in until(look)] == ["a"]
+    until(lambda: two.effects.claim("k", "p", "c", SHORT, True).verdict == TAKEN_OVER)
+    assert one.effects.commit("l", token, b"", 0)
+
+
+def test_a_worker_of_a_future_that_is_none_stands_in_nobodys_way(join: Join, server: Server, run: str) -> None:
+    """
+    B7: one that was last seen hours from now is gone, and another list may have the run.
+    """
+    join("dead")
+    server.execute("UPDATE agent.workers SET seen = seen + interval '3 hours' WHERE run = %s", (run,))
+    server.execute("UPDATE agent.workers SET plan = 'another' WHERE run = %s", (run,))
+    server.execute("UPDATE agent.runs SET plan = 'another' WHERE run = %s", (run,))
+    join("one").enlist([("x", "d")])
+
+
 def test_what_a_worker_that_left_has_held_is_not_waited_for_twice(join: Join, server: Server, run: str) -> None:
     """
     It has said itself that it is gone, so that its lease is enough.

@@ -8,6 +8,7 @@ life that was replaced can change nothing.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from worker import clock
 from worker.ledger.effects import (
     CLAIMED,
     CONFLICT,
@@ -39,6 +40,8 @@ class PostgresEffects:
         self._link = link
         # The claims that we know to be ours.  One under our life that is not here was granted unheard.
         self._tokens: set[int] = set()
+        # Claims of others that we have seen run out: token and end, and when their holders are gone (monotonic clock).
+        self._silent: dict[str, tuple[tuple[int, int], float]] = {}
 
     def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool, claimant: str = "") -> Answer:
         asked: dict[str, Any] = {"key": key, "parameters": parameters, "step": step, "lease": lease}
@@ -112,12 +115,12 @@ class PostgresEffects:
         self, connection: Connection, found: tuple[Any, ...], asked: dict[str, Any], take_over: bool
     ) -> Answer | None:
         """Return what follows for an effect that is there, or None if it has moved meanwhile."""
-        effect, (life, valid) = _effect(found), found[len(Effect._fields) :]
-        seen = asked | {"token": effect.token}
+        effect, (life, valid, until, lease) = _effect(found), found[len(Effect._fields) :]
+        seen = asked | {"token": effect.token, "until": until}
         ours = effect.worker == self._link.member.id
         # An effect that was let go of, or came in a checkpoint, has no holder who could still say a word.
         gone = not effect.worker or (ours and life != self._link.life)
-        gone = gone or not (valid or not self._link.may_take_over())
+        gone = gone or (effect.state == CLAIMED and not valid and self._stays_silent(effect, until, lease))
         if effect.parameters != asked["parameters"]:
             if effect.state == CLAIMED and gone:
                 self._take(connection, _GIVE_UP, UNKNOWN, seen)  # so that a person sees it
@@ -138,6 +141,20 @@ class PostgresEffects:
         if take_over:
             return self._take(connection, _TAKE_OVER, TAKEN_OVER, seen)
         return self._take(connection, _GIVE_UP, UNKNOWN, seen)
+
+    def _stays_silent(self, effect: Effect, until: int, lease: float) -> bool:
+        """Return whether a claim that has run out was the same half a lease ago, so that its holder is gone.
+
+        See worker.ledger.Ledger.orphans: a clock that jumps takes no claim from the living.
+        """
+        if not self._link.may_take_over():
+            return False
+        now, claim = clock.monotonic(), (effect.token, until)
+        known, gone_at = self._silent.get(effect.key, (claim, now + lease / 2))
+        if known != claim:
+            gone_at = now + lease / 2
+        self._silent[effect.key] = claim, gone_at
+        return now >= gone_at
 
     def _take(self, connection: Connection, query: str, verdict: str, asked: dict[str, Any]) -> Answer | None:
         found = connection.execute(query, asked, binary=True).fetchone()
@@ -167,6 +184,9 @@ def _effect(found: tuple[Any, ...]) -> Effect:
 
 _NOW = "extract(epoch FROM clock_timestamp())::double precision"
 _LEASE = "now() + %(lease)s * interval '1 second'"
+_UNTIL = "(extract(epoch FROM lease_until) * 1000000)::bigint"
+# One that ends later than a lease from now was made before the clock of the database was put back.
+_VALID = "lease_until >= now() AND (lease = 0 OR lease_until <= now() + lease * interval '1 second')"
 _ME = f"({ME})"
 _LIVING = """
 EXISTS (SELECT FROM agent.workers WHERE run = %(run)s AND worker = %(worker)s AND life = %(life)s)
@@ -175,30 +195,32 @@ _IT = "run = %(run)s AND key = %(key)s AND token = %(token)s"
 _CLAIMANTS = "claimant IN ('', %(claimant)s)"
 _HELD = f"{_IT} AND state = 'claimed'"
 _FIND = f"""
-SELECT {_COLUMNS}, life, lease_until >= now() FROM agent.effects WHERE run = %(run)s AND key = %(key)s
+SELECT {_COLUMNS}, life, {_VALID}, {_UNTIL}, lease FROM agent.effects WHERE run = %(run)s AND key = %(key)s
 """
 _CLAIM = f"""
 INSERT INTO agent.effects
-    (run, key, parameters, state, step, token, worker, life, lease_until, at, size, change, claimant)
+    (run, key, parameters, state, step, token, worker, life, lease_until, lease, at, size, change,
+    claimant)
 SELECT
-    %(run)s, %(key)s, %(parameters)s, 'claimed', %(step)s, drawn.token, %(worker)s, %(life)s, {_LEASE}, {_NOW}, 0,
-    drawn.token, %(claimant)s
+    %(run)s, %(key)s, %(parameters)s, 'claimed', %(step)s, drawn.token, %(worker)s, %(life)s, {_LEASE}, %(lease)s,
+    {_NOW}, 0, drawn.token, %(claimant)s
 FROM (SELECT nextval('agent.tokens') AS token) drawn WHERE EXISTS {_ME}
 ON CONFLICT (run, key) DO NOTHING RETURNING {_COLUMNS}
 """
-_HEAR = f"UPDATE agent.effects SET lease_until = {_LEASE} WHERE {_HELD} RETURNING {_COLUMNS}"
+_HEAR = f"UPDATE agent.effects SET lease_until = {_LEASE}, lease = %(lease)s WHERE {_HELD} RETURNING {_COLUMNS}"
 _AGAIN = f"""
 UPDATE agent.effects SET
     token = nextval('agent.tokens'), state = 'claimed', worker = %(worker)s, life = %(life)s, lease_until = {_LEASE},
-    at = {_NOW}, change = nextval('agent.tokens')
+    lease = %(lease)s, at = {_NOW}, change = nextval('agent.tokens')
 WHERE {_IT} AND claimant = %(claimant)s AND state <> 'committed' AND EXISTS {_ME} RETURNING {_COLUMNS}
 """
-# A holder that was gone when we looked may have renewed its claim since, but a former life of ours has not.
-_GONE = "state = 'claimed' AND (lease_until < now() OR (worker = %(worker)s AND life <> %(life)s))"
+# A holder that was gone when we looked may have renewed its claim since.
+_GONE = f"state = 'claimed' AND {_UNTIL} = %(until)s"
 _TAKE_OVER = f"""
 UPDATE agent.effects SET
     token = nextval('agent.tokens'), state = 'claimed', step = %(step)s, worker = %(worker)s, life = %(life)s,
-    taken = true, claimant = %(claimant)s, lease_until = {_LEASE}, at = {_NOW}, change = nextval('agent.tokens')
+    taken = true, claimant = %(claimant)s, lease_until = {_LEASE}, lease = %(lease)s, at = {_NOW},
+    change = nextval('agent.tokens')
 WHERE {_IT} AND (state = 'unknown' OR ({_GONE})) AND EXISTS {_ME} RETURNING {_COLUMNS}
 """
 _GIVE_UP = f"""
@@ -207,7 +229,7 @@ UPDATE agent.effects SET
 WHERE {_IT} AND {_GONE} AND EXISTS {_ME} RETURNING {_COLUMNS}
 """
 _RENEW = f"""
-UPDATE agent.effects SET worker = %(worker)s, life = %(life)s, lease_until = {_LEASE}
+UPDATE agent.effects SET worker = %(worker)s, life = %(life)s, lease_until = {_LEASE}, lease = %(lease)s
 WHERE {_HELD} AND {_LIVING} RETURNING false
 """
 _COMMIT = f"""

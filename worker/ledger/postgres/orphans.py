@@ -43,11 +43,15 @@ class Orphans:
 
 # A claim's lease as a number that is the same each time it is asked for, whatever the client's time zone.
 _UNTIL = "(extract(epoch FROM s.lease_until) * 1000000)::bigint"
+# One that ends later than a lease from now was made before the clock of the database was put back.
+_RUN_OUT = """
+(s.lease_until < now() OR s.lease_until > now() + coalesce(w.lease, %(lease)s) * interval '1 second')
+"""
 # Claims that have run out, and how long their holders' leases are.
 _LATE = f"""
 SELECT s.token, {_UNTIL}, coalesce(w.lease, %(lease)s)
 FROM agent.steps s LEFT JOIN agent.workers w ON w.run = s.run AND w.worker = s.worker
-WHERE s.run = %(run)s AND s.state = 'running' AND s.lease_until < now() AND s.life <> %(life)s
+WHERE s.run = %(run)s AND s.state = 'running' AND {_RUN_OUT} AND s.life <> %(life)s
 """
 # Claims whose holders are gone: those that have been found run out before and are the same still, and those of
 # workers that have left; attempts that were open in a checkpoint and are nobody's here; and those that we have
@@ -59,10 +63,10 @@ WITH me AS (
     SELECT s.step AS name FROM agent.steps s CROSS JOIN me
     WHERE s.run = %(run)s AND s.state = 'running'
         AND (s.life = '' OR (s.life = %(life)s AND s.former <> '')
-            OR (s.lease_until < now() AND (
-                (s.token, {_UNTIL}) IN (SELECT * FROM unnest(%(tokens)s::bigint[], %(untils)s::bigint[]))
-                OR EXISTS (SELECT FROM agent.workers w
-                    WHERE w.run = s.run AND w.worker = s.worker AND w.life = s.life AND w.seen = to_timestamp(0)))))
+            OR (s.token, {_UNTIL}) IN (SELECT * FROM unnest(%(tokens)s::bigint[], %(untils)s::bigint[]))
+            OR EXISTS (SELECT FROM agent.workers w
+                WHERE w.run = s.run AND w.worker = s.worker AND w.life = s.life AND w.seen = to_timestamp(0)
+                    AND {_RUN_OUT}))
         AND NOT (s.life = %(life)s AND s.token = ANY (%(held)s::bigint[]))
     FOR UPDATE OF s SKIP LOCKED)
 UPDATE agent.steps s SET

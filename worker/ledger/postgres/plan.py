@@ -9,7 +9,7 @@ from worker import plural
 from worker.errors import StateError
 from worker.ledger import DONE, LedgerAway, Row
 from worker.ledger.postgres.link import Connection, Link
-from worker.ledger.postgres.rows import text
+from worker.ledger.postgres.rows import ALIVE, text
 from worker.ledger.postgres.usage import RESTORED
 
 # Of those who are in the way, so many are named.
@@ -143,10 +143,10 @@ def _taken(run: str, workers: Sequence[str]) -> StateError:
 
 
 # A worker that has joined and not yet said what its plan is stands in nobody's way.
-_OTHERS = """
+_OTHERS = f"""
 SELECT worker FROM agent.workers
 WHERE run = %(run)s AND worker <> %(worker)s AND plan <> '' AND plan <> %(plan)s
-    AND seen + lease * interval '1 second' > now()
+    AND {ALIVE}
 ORDER BY worker
 """
 _AT_WORK = """

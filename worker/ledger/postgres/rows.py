@@ -23,11 +23,15 @@ WHERE run = %(run)s AND worker = %(worker)s AND life = %(life)s AND workers.numb
 # So put that the key is used to find a step, and not the index of all the running ones.  For the same reason the
 # names of steps are asked for as an array as well: a server expects many of them where they come out of a function.
 RUNNING = "s.state NOT IN ('open', 'done')"
+# Of a row of `workers`: it was seen less than a lease ago, and not in a future that the server's clock had once.
+ALIVE = """
+seen > now() - lease * interval '1 second' AND seen < now() + lease * interval '1 second'
+"""
 # Whether another worker has nothing to do, and had better be waked.
-IDLE = """
+IDLE = f"""
 EXISTS (
     SELECT FROM agent.workers
-    WHERE run = %(run)s AND worker <> %(worker)s AND idle AND seen + lease * interval '1 second' > now())
+    WHERE run = %(run)s AND worker <> %(worker)s AND idle AND {ALIVE})
 """
 _ENDING = {
     "outcome": "text",

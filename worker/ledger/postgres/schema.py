@@ -36,8 +36,9 @@ CREATE TABLE IF NOT EXISTS agent.items (
     PRIMARY KEY (run, task, position)
 );
 CREATE INDEX IF NOT EXISTS items_change ON agent.items (run, change);
--- The secret of the process that has the claim.
+-- The secret of the process that has the claim; for how many seconds it holds, 0 where that is not known.
 ALTER TABLE agent.effects ADD COLUMN IF NOT EXISTS claimant text NOT NULL DEFAULT '';
+ALTER TABLE agent.effects ADD COLUMN IF NOT EXISTS lease double precision NOT NULL DEFAULT 0;
 """
 # From each older format to the next.
 MIGRATIONS = {
