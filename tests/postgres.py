@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,41 @@ class Server:
                 pid, _, rest = Path(stat).read_text(errors="replace").partition(" ")
                 if int(rest.rpartition(") ")[2].split()[1]) == parent:
                     yield int(pid)
+
+
+class Pool:
+    """A pgbouncer in front of a server, which lends its connections out; `mode` is its pool_mode."""
+
+    def __init__(self, server: Server, mode: str, size: int = 20) -> None:
+        """It takes connections when this returns."""
+        self.port = _free_port()
+        settings = server.folder / f"pool-{self.port}.ini"
+        settings.write_text(
+            f"[databases]\n* = host={server.folder} port={server.port} user={USER}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nauth_type = any\n"
+            f"pool_mode = {mode}\ndefault_pool_size = {size}\nunix_socket_dir =\n"
+        )
+        owner = _owner() if os.geteuid() == 0 else None
+        user = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner else {}
+        with open(server.folder / f"pool-{self.port}.log", "wb") as log:
+            self._process = subprocess.Popen(
+                ["pgbouncer", str(settings)],
+                stderr=log,
+                cwd="/",
+                **user,  # type: ignore[call-overload]
+            )
+        gives_up = time.monotonic() + _PATIENCE
+        while time.monotonic() < gives_up and self._process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+                return
+        raise AssertionError(log.name + ": " + Path(log.name).read_text())
+
+    def dsn(self, database: str = "postgres") -> str:
+        return f"postgresql://{USER}@127.0.0.1:{self.port}/{database}"
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(_PATIENCE)
 
 
 def _programs() -> str | None:

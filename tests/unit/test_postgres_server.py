@@ -1,6 +1,7 @@
 """The ledger in PostgreSQL and its server: getting in, and what is said when there is no way in."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -10,12 +11,14 @@ from typing import TypeVar
 
 import pytest
 
-from tests.postgres import PASSWORD, USER, Server
+from tests.postgres import PASSWORD, USER, Pool, Server
 from tests.unit.test_ledger import STEPS, claim, ending
 from worker.errors import StateError
-from worker.ledger import LedgerAway, Recorded, Saved
+from worker.ledger import LedgerAway, LedgerBusy, Recorded, Saved, remote
 
 pytest.importorskip("psycopg")
+import psycopg
+
 from worker.ledger.postgres import Member, PostgresLedger, errors, schema
 
 T = TypeVar("T")
@@ -312,6 +315,97 @@ def test_a_schema_that_an_administrator_has_made_will_do(dsn: str, server: Serve
     one.enlist(STEPS)
     assert one.record([], [claim("a")], 1).claims == [claim("a")]
     one.close()
+
+
+def test_a_role_without_rights_in_the_schema_that_is_there(dsn: str, server: Server, role: str) -> None:
+    """
+    B9: it is told what its owner has to grant, and with that it may take part.
+    """
+    join(dsn).close()
+    said = refusal(lambda: join(server.dsn(database(dsn), role)))
+    command = said.partition("let its owner run, in this database: ")[2].rstrip(")")
+    assert "CREATE SCHEMA" not in said
+    server.execute(command, database=database(dsn))
+    join(server.dsn(database(dsn), role)).close()
+
+
+def test_a_server_that_is_set_to_be_read_only_is_called_so(server: Server, role: str) -> None:
+    """
+    B9: it is no standby, and what changes it is one setting.
+    """
+    server.execute(f"ALTER ROLE {role} SET default_transaction_read_only = on")
+    said = refusal(lambda: join(server.dsn(user=role)))
+    assert "default_transaction_read_only" in said
+    assert "standby" not in said
+
+
+def test_whatever_isolation_the_database_is_set_to_no_call_fails_for_it(dsn: str, server: Server) -> None:
+    """
+    B9: eight workers on a database that is serializable by default.
+    """
+    name = database(dsn)
+    server.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    try:
+        steps = [(f"s{number}", "x") for number in range(64)]
+
+        def work(number: int) -> int:
+            one = join(dsn, f"w{number}")
+            one.enlist(steps)
+            for step, _definition in steps:
+                for won in one.record([], [claim(step)], 1).claims:
+                    assert one.record([ending(won.step)], [], 0).lost == []
+            one.close()
+            return number
+
+        with ThreadPoolExecutor(8) as threads:
+            assert list(threads.map(work, range(8))) == list(range(8))
+    finally:
+        server.execute(f"ALTER DATABASE {name} RESET default_transaction_isolation")
+
+
+def test_what_was_undone_for_another_call_is_made_again_in_silence() -> None:
+    """
+    B9: a deadlock, or a conflict, is no outage.
+    """
+    left = [1, 2, 3]
+
+    def conflict() -> str:
+        if left:
+            left.pop()
+            raise LedgerBusy("deadlock detected")
+        return "done"
+
+    assert remote._repeated(conflict) == "done"
+    undone = psycopg.errors.DeadlockDetected("deadlock detected")
+    assert isinstance(errors.on_calling(undone, "somewhere", False), LedgerBusy)
+
+
+@pytest.mark.skipif(shutil.which("pgbouncer") is None, reason="needs pgbouncer: apt-get install pgbouncer")
+@pytest.mark.parametrize(("mode", "size"), [("transaction", 20), ("transaction", 1), ("session", 20), ("session", 1)])
+def test_a_pool_that_lends_a_connection_for_a_transaction_is_refused(
+    dsn: str, server: Server, mode: str, size: int
+) -> None:
+    """
+    B8: in one line, before anything of ours is set on a connection that somebody else gets next.  A pool that gives
+    each client a connection of its own will do.
+    """
+    pool = Pool(server, mode, size)
+    try:
+        address = pool.dsn(database(dsn))
+        if mode == "session":
+            one = join(address)
+            one.enlist(STEPS)
+            assert one.record([], [claim("a")], 1).claims
+            one.close()
+        else:
+            assert "pool_mode=session" in refusal(lambda: join(address))
+            assert "pool_mode=session" in refusal(lambda: PostgresLedger.look(address, "run", 5.0))
+            with psycopg.connect(address, autocommit=True, prepare_threshold=None) as next_one:
+                for name, usual in (("enable_seqscan", "on"), ("statement_timeout", "0"), ("jit", "on")):
+                    assert next_one.execute(f"SHOW {name}").fetchone() == (usual,)
+                assert next_one.execute("SHOW default_transaction_read_only").fetchone() == ("off",)
+    finally:
+        pool.close()
 
 
 def test_a_database_that_cannot_hold_every_text(server: Server) -> None:

@@ -24,6 +24,10 @@ class LedgerAway(StorageFull):
     """The server cannot be reached; whether the call did anything is found out when it is made again."""
 
 
+class LedgerBusy(LedgerAway):
+    """The server has undone the call, since it was in the way of another one; it may be made again at once."""
+
+
 class LedgerCorrupt(Exception):
     """The database cannot be read as a ledger."""
 

@@ -6,19 +6,23 @@ limits and pings systemd for as long as they are well.  The thread knows nothing
 
 import os
 import queue
+import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from worker import clock
 from worker.events import Events
-from worker.ledger import Claim, Ending, Heard, Recorded, Row, Saved, Server
+from worker.ledger import Claim, Ending, Heard, LedgerBusy, Recorded, Row, Saved, Server
 from worker.ledger.effects import Answer, Effect
 
 # A server that gives no answer for so long is hung up on, should the ledger itself not have noticed; a call that moves
 # many rows may take longer.
 _PATIENCE, _LONG = 20.0, 120.0
+# Calls that were in each other's way are made again so often, after up to so many seconds.
+_TRIES, _TURN = 20, 0.05
 # A claim that was granted, or renewed, so many seconds ago need not be asked about before its step begins.
 _MOMENT = 1.0
 
@@ -55,7 +59,7 @@ class Caller:
 
         def job() -> None:
             try:
-                answer.append(action())
+                answer.append(_repeated(action))
             except Exception as exc:
                 fault.append(exc)
             self._busy = False
@@ -96,6 +100,16 @@ class Caller:
         self.woken = self._store.notified() or self.woken
         if self._store.fileno() != self._watched:
             self._listen(True)
+
+
+def _repeated(action: Callable[[], T]) -> T:
+    """Return `action()`, made again at once where another call was in its way."""
+    for _ in range(_TRIES):
+        try:
+            return action()
+        except LedgerBusy:
+            time.sleep(random.random() * _TURN)
+    return action()
 
 
 def _hang_up(connection: int) -> None:

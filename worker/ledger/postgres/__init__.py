@@ -93,7 +93,8 @@ class PostgresLedger:
         try:
             with link.call() as connection:
                 if connection.execute("SHOW transaction_read_only").fetchone() == ("on",):
-                    raise standby(link.place)
+                    recovering = connection.execute("SELECT pg_is_in_recovery()").fetchone() == (True,)
+                    raise standby(link.place, recovering)
                 if connection.execute("SHOW server_encoding").fetchone() not in (("UTF8",), ("SQL_ASCII",)):
                     raise StateError(
                         f"{link.place}: the database cannot hold every text", "make one with ENCODING 'UTF8'"

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import conninfo
 
 from worker.errors import StateError
-from worker.ledger import LedgerAway, LedgerCorrupt
+from worker.ledger import LedgerAway, LedgerBusy, LedgerCorrupt
 
 _FORM = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE; in a password write %40 for @, %2F for /, %3A for :, %25 for %"
 
@@ -22,9 +22,12 @@ _REFUSED = re.compile(
     r'(role|database) ".*" (does not exist|is not permitted)|permission denied for database|'
     r"SSL was required|support SSL|certificate|channel binding|invalid \w+ value|bad value for"
 )
-# SQLSTATE classes: connection, resources (a full disk, too many connections), rollback, operator's
-# intervention, system error, internal error.
-_AWAY = ("08", "53", "40", "57", "58", "XX")
+# SQLSTATE classes: connection, resources (a full disk, too many connections), operator's intervention, system error,
+# internal error; rollback, as for a deadlock or a conflict of serializable transactions.
+_AWAY = ("08", "53", "57", "58", "XX")
+_ROLLED_BACK = "40"
+# A prepared statement that does not exist, or exists already: it was another connection's, so there is a pool.
+_POOLED = ("26000", "42P05")
 _READ_ONLY = "25006"
 # Lock not available; ended for being idle in a transaction; in a transaction that has failed.
 _AWAY_CODES = ("55P03", "25P03", "25P02")
@@ -85,13 +88,16 @@ def on_calling(exc: psycopg.Error, place: str, first: bool) -> Exception:
         return LedgerCorrupt(f"{place}: {words}") if code else LedgerAway(f"{place}: {words}") if lost else exc
     if code == _READ_ONLY:
         return standby(place) if first else LedgerAway(f"{place}: it is read-only now, as in a fail-over")
+    if code.startswith(_ROLLED_BACK):
+        return LedgerBusy(f"{place}: {words}")
+    if code in _POOLED:
+        return pooled(place, first)
     if code in _AWAY_CODES or code.startswith(_AWAY):
         return LedgerAway(f"{place}: {words}")
     if code in (_FORBIDDEN, *_GONE) and not first:  # somebody is mending the database, or is about to
         return LedgerAway(f"{place}: {words}")
     if code == _FORBIDDEN:
-        hint = "let an administrator run, in this database: CREATE SCHEMA agent AUTHORIZATION that user"
-        return StateError(f"{place}: {words}", hint)
+        return StateError(f"{place}: {words}", _way_in(words, place))
     if code in _GONE:
         return StateError(f"{place}: {words}", "the agent's tables are not what they were; start again to make them")
     if isinstance(exc, (psycopg.IntegrityError, psycopg.DataError)):
@@ -99,10 +105,34 @@ def on_calling(exc: psycopg.Error, place: str, first: bool) -> Exception:
     return exc
 
 
-def standby(place: str) -> StateError:
-    """Return what to raise when the server takes no writes."""
+def standby(place: str, recovering: bool = True) -> StateError:
+    """Return what to raise when the server takes no writes; `recovering`: it follows another one."""
+    if not recovering:
+        hint = "set default_transaction_read_only = off for this user, this database or the server"
+        return StateError(f"{place} is set to be read-only (default_transaction_read_only)", hint)
     hint = "name the primary, or several hosts with target_session_attrs=read-write"
     return StateError(f"{place} is a read-only standby", hint)
+
+
+def pooled(place: str, first: bool) -> Exception:
+    """Return what to raise for a pool that gives our transactions to one connection of the server after another."""
+    what = f"{place} is a connection pool in transaction mode, in which a worker's connection is not its own"
+    if not first:
+        return LedgerAway(what)
+    return StateError(what, "name the server itself in 'ledger:', or a pool with pool_mode=session")
+
+
+def _way_in(words: str, place: str) -> str:
+    """Return what gives the user of `place` the right that is missing."""
+    user = re.match(r"postgresql://([^@/]+)@", place)
+    role = '"{}"'.format(user[1].replace('"', '""')) if user else "USER"
+    if "must be owner" in words:
+        return "start the agent once as the owner of the schema 'agent', which brings its tables up to date"
+    if "for database" in words:
+        return f"let an administrator run, in this database: CREATE SCHEMA agent AUTHORIZATION {role}"
+    kinds = "TABLES", "SEQUENCES"
+    all_of_it = "; ".join(f"GRANT ALL ON ALL {kind} IN SCHEMA agent TO {role}" for kind in kinds)
+    return f"let its owner run, in this database: GRANT ALL ON SCHEMA agent TO {role}; {all_of_it}"
 
 
 def _words(line: str) -> str:

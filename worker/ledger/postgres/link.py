@@ -38,6 +38,8 @@ _PLANS = {
     "plan_cache_mode": "force_generic_plan",
     "jit": "off",
 }
+# A pool is tried so often, and has so long to lend us a second connection; one that keeps us waiting has lent us ours.
+_LOOKS, _POOL_PATIENCE = 3, 2.0
 # One can be made to wait by another worker's transaction, which is short.
 _LOCK_SECONDS = 5.0
 
@@ -223,14 +225,40 @@ class Link:
         except psycopg.Error as exc:
             raise errors.on_connecting(exc, self.place, not self._entered) from None
         connection.adapters.register_dumper(str, _Text)
+        try:
+            if self._is_pooled(connection):  # before anything is set there, which others would find
+                raise errors.pooled(self.place, not self._entered)
+        except BaseException:
+            connection.close()
+            raise
         connection.add_notify_handler(lambda notice: self._hear(notice.pid))
         try:
             self._set_patience(connection, _PATIENCE)
             connection.execute(_READ_ONLY if self._read_only else _DURABLE)
+            connection.execute(_ISOLATION)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _is_pooled(self, connection: Connection) -> bool:
+        """Return whether what we have connected to lends us a connection of the server for each transaction alone.
+
+        A pool gives numbers of its own to its clients.  One that lends our connection to another client of ours, who
+        has just begun a transaction, does so to anybody.
+        """
+        backend = _backend(connection)
+        if backend == connection.info.backend_pid:
+            return False
+        for _ in range(_LOOKS):
+            try:
+                with Connection.connect(self._address) as other:  # in a transaction until it is closed
+                    other.patience = _POOL_PATIENCE
+                    if _backend(other) == backend or _backend(connection) != backend:
+                        return True
+            except psycopg.Error:
+                break
+        return False
 
     def _set_patience(self, connection: Connection, patience: float) -> None:
         """Let the server end what takes longer, and a transaction that waits for us: its locks stop the others."""
@@ -270,6 +298,12 @@ class Link:
             connection.close()
 
 
+def _backend(connection: Connection) -> int:
+    """Return the number of the server's process that we talk to at this moment."""
+    found = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    return 0 if found is None else int(found[0])
+
+
 def _listen(connection: Connection, channel: str) -> bool:
     """Return whether this server can wake us; one that cannot is asked now and then all the same."""
     try:
@@ -281,6 +315,8 @@ def _listen(connection: Connection, channel: str) -> bool:
 
 # "Done" must mean on the disk, also where somebody has set the database to be quick instead.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+# Stricter ones than we need make our calls fail where they could wait.
+_ISOLATION = "SET default_transaction_isolation = 'read committed'"
 _READ_ONLY = "SET default_transaction_read_only = on"
 # One whose row is locked is just claiming something.
 _WAKE = """
