@@ -1,8 +1,9 @@
-"""Late items: those of a task whose file of lines is made by a step that it needs.
+"""Late items: those of a task whose file of lines, or files that match, may be made by a step that it needs.
 
-The file is read when what the task needs is done, whatever it was before; from then on the items are in the
-ledger, so that they outlive the file and are the same for all machines of the run.  Until then the task has the
-steps of the file that is there, so that mistakes are found early, or one step that stands for all, `TASK@`.
+They are read when what the task needs is done, whatever was there before.  From then on the lines of a file are in
+the ledger, so that they outlive it, and where machines share the run so are the matches of a pattern; else these are
+looked for again at each start, as those of an inbox.  Until they are read the task has the steps of what is there, so
+that mistakes are found early, or one step that stands for all, `TASK@`.
 """
 
 import os
@@ -16,8 +17,14 @@ from worker.task import Task
 
 def key(entry: Task) -> str:
     """Return what the ledger keeps a task's items under: with another file it has other items."""
-    assert isinstance(entry.foreach, task.Lines)
-    return f"{entry.id} {os.path.basename(entry.foreach.path)}"
+    foreach = entry.foreach
+    assert isinstance(foreach, task.Glob | task.Lines)
+    return f"{entry.id} {os.path.basename(foreach.path if isinstance(foreach, task.Lines) else foreach.pattern)}"
+
+
+def stay(entry: Task, shared: bool) -> bool:
+    """Return whether the items of a task are kept in the ledger once they are read; `shared`: it is on a server."""
+    return shared or isinstance(entry.foreach, task.Lines)
 
 
 def known(listed: Plan, items: Mapping[str, Sequence[str]]) -> Plan:
@@ -49,7 +56,12 @@ def _with(listed: Plan, name: str, items: Sequence[str]) -> Plan:
     return listed.replacing(name, [Step(plan.step_id(name, item), entry, item) for item in items], late=False)
 
 
-def is_missing(entry: Task) -> bool:
-    """Return whether the task's file is not there, as on a machine that has not made it."""
-    assert isinstance(entry.foreach, task.Lines)
-    return not os.path.lexists(entry.foreach.path)
+def settled(listed: Plan, due: Sequence[str]) -> Plan:
+    """Return the plan as it stands for a run that no worker is at: nothing stands for items that are not there.
+
+    `due`: the tasks whose items could be read now.
+    """
+    for name in due:
+        if f"{name}@" in listed.by_id:
+            listed = listed.replacing(name, [], late=False)
+    return listed

@@ -214,13 +214,14 @@ def _build(config: Config) -> Plan:
     _count_ranges(config.tasks)
     by_id: dict[str, Step] = {}
     empty: list[Problem] = []
-    late = frozenset(entry.id for entry in config.tasks if isinstance(entry.foreach, task.Lines) and entry.needs)
+    late = frozenset(entry.id for entry in config.tasks if is_late(entry))
     for entry in config.tasks:
         if entry.foreach is None:
             by_id[entry.id] = Step(entry.id, entry, None)
-        elif isinstance(entry.foreach, task.Lines) and entry.needs and not os.path.lexists(entry.foreach.path):
-            standing_in = placeholder(entry)
-            by_id[standing_in.id] = standing_in
+        elif entry.id in late:
+            if not (is_there(entry) and _expand(entry, by_id, problems)):
+                standing_in = placeholder(entry)
+                by_id[standing_in.id] = standing_in
         elif not _expand(entry, by_id, problems):
             empty.append(_nothing(entry))
     problems += _size_problems(config.tasks, by_id.values(), files)
@@ -232,13 +233,26 @@ def _build(config: Config) -> Plan:
     return Plan(tuple(by_id.values()), by_id, config.tasks, config.run, empty=tuple(empty), late=late)
 
 
+def is_late(entry: Task) -> bool:
+    """Return whether what a task needs may make its items; see worker/late.py."""
+    return isinstance(entry.foreach, task.Glob | task.Lines) and bool(entry.needs)
+
+
+def is_there(entry: Task) -> bool:
+    """Return whether something is there already of what a late task takes its items from."""
+    if isinstance(entry.foreach, task.Lines):
+        return os.path.lexists(entry.foreach.path)
+    assert isinstance(entry.foreach, task.Glob)
+    return bool(_found(entry.foreach.pattern))
+
+
 def placeholder(entry: Task) -> Step:
     """Return the step that stands for all of a task whose items are not known; no item gives its id."""
     return Step(f"{entry.id}@", entry, None)
 
 
 def late_items(entry: Task) -> list[str]:
-    """Return the items of a task whose file of lines has just been made.  Raises ConfigError with all its mistakes."""
+    """Return the items of a late task, which have just been made.  Raises ConfigError with all its mistakes."""
     by_id: dict[str, Step] = {}
     problems: list[Problem] = []
     _expand(entry, by_id, problems)

@@ -38,7 +38,7 @@ from worker.ledger import Ledger, Row
 from worker.ledger.effects import UNKNOWN
 from worker.ledger.sqlite import SqliteLedger
 from worker.signs import printable
-from worker.task import Lines
+from worker.task import Glob, Lines
 from worker.timespan import show
 
 
@@ -69,14 +69,17 @@ def show_plan(path: str) -> int:
     for step in steps.steps:
         first, *more = _work(step).strip().splitlines()
         if step.task.id in steps.late and step.item is None:
-            print(f"{step.id}\t(one for each line of {_file(step)}, once what it needs is done)")
+            print(f"{step.id}\t(one for each {_items(step)}, once what it needs is done)")
             continue
         print(f"{step.id}\t{first}{' ...' if more else ''}")
     return OK
 
 
-def _file(step: plan.Step) -> str:
-    return step.task.foreach.path if isinstance(step.task.foreach, Lines) else ""
+def _items(step: plan.Step) -> str:
+    foreach = step.task.foreach
+    if isinstance(foreach, Lines):
+        return f"line of {foreach.path}"
+    return f"match of {foreach.pattern}" if isinstance(foreach, Glob) else "item"
 
 
 def _work(step: plan.Step) -> str:
@@ -285,7 +288,7 @@ def _board(store: Ledger, rows: list[Row], alive: bool) -> tuple[boards.Board, l
     steps = late.known(plan.build(_settings(store)), store.items())
     counted_from = int(store.fact("counted_from") or 0)
     found = boards.replay(steps, rows, counted_from, Now(0.0, 0.0), store.worker)
-    kept = begun.keep(steps, found.left)
+    kept = begun.keep(late.settled(steps, found.board.due()), found.left)
     if kept is not steps:
         found = boards.replay(kept, rows, counted_from, Now(0.0, 0.0), store.worker)
     running = {row.step for row in rows if row.outcome is None and (alive or row.worker != store.worker)}

@@ -30,7 +30,7 @@ def _world(listed: Plan) -> set[str]:
     return {
         name
         for name, entry in listed.tasks.items()
-        if isinstance(entry.foreach, task.Glob) or (isinstance(entry.foreach, task.Lines) and not entry.needs)
+        if isinstance(entry.foreach, task.Glob | task.Lines) and not plan.is_late(entry)
     }
 
 

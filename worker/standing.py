@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from worker import begun, clock, late, ledger, shared_plan, status
+from worker import begun, clock, late, ledger, plan, shared_plan, status
 from worker import board as boards
 from worker.begun import Unlisted
 from worker.board import Board, Replay
@@ -117,7 +117,8 @@ class Standing:
                     continue
                 else:
                     texts, self.plan = late.read(self.plan, name)
-                    self._persist(functools.partial(self._ledger.add_items, late.key(entry), texts))
+                    if late.stay(entry, self._ledger.shared):
+                        self._persist(functools.partial(self._ledger.add_items, late.key(entry), texts))
             except ConfigError as exc:
                 self.plan = late.without(self.plan, name)
                 self._unreadable.add(name)
@@ -136,8 +137,8 @@ class Standing:
         self.board.set(f"{name}@", boards.ELSEWHERE)
 
     def _made_elsewhere(self, name: str) -> bool:
-        """Return whether to wait for another machine of the run to read a file that is not here."""
-        if not self._ledger.shared or not late.is_missing(self.plan.tasks[name]):
+        """Return whether to wait for another machine of the run to read what is not here."""
+        if not self._ledger.shared or plan.is_there(self.plan.tasks[name]):
             return False
         since = self._awaited.setdefault(name, clock.monotonic())
         return clock.monotonic() - since < _MADE_ELSEWHERE

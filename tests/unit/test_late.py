@@ -116,3 +116,66 @@ def test_a_chain_of_made_files(worker: MakeWorker, tmp_path: Path) -> None:
     )
     assert w.run() == 0
     assert sorted(w.done()) == ["each@a", "each@b", "last", "make", "then@a", "then@b"]
+
+
+PARTS = """run: parts
+defaults: {cwd: %s, retry: {attempts: 1}}
+tasks:
+  - {id: split, run: "%s"}
+  - {id: each, needs: [split], foreach: {glob: "%s/parts/*"}, run: 'echo "${AGENT_ITEM##*/}"'}
+  - {id: last, needs: [each], run: 'ls %s/parts | wc -l'}
+"""
+
+
+def parts(folder: Path, split: str) -> str:
+    return PARTS % (folder, split, folder, folder)
+
+
+def done(found: list[str]) -> list[str]:
+    return [step.rpartition("-")[2] for step in found]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_files_that_a_step_makes_are_matched_when_it_is_done(worker: MakeWorker, tmp_path: Path, there: bool) -> None:
+    """
+    N9, F8: whether their folder is there before or not, and what needs the task does not overtake it.
+    """
+    if there:
+        (tmp_path / "parts").mkdir()
+    w = worker(parts(tmp_path, "mkdir -p parts; touch parts/x parts/y"))
+    assert w.run() == 0
+    assert done(w.done()) == ["split", "x", "y", "last"]
+    assert w.output("last") == b"2\n"
+
+
+def test_what_needs_an_empty_file_waits_until_it_is_made(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    N9: at the start the file is there and has no lines yet.
+    """
+    (tmp_path / "made.txt").touch()
+    w = worker("concurrency: 2\n" + late(tmp_path, "sleep 0.1; echo a > made.txt"))
+    assert w.run() == 0
+    assert w.done() == ["make", "each@a", "last"]
+
+
+def test_a_pattern_that_matches_nothing_then_is_an_empty_inbox(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    N8, N9: what needs it goes on, no count says that something waits, and tomorrow's files are found.
+    """
+    w = worker(parts(tmp_path, "mkdir -p parts"))
+    assert w.run() == 0
+    assert w.done() == ["split", "last"]
+    found = report.look(str(w.state), None)["steps"]
+    assert (found["total"], found["done"], found["waiting"]) == (2, 2, 0)
+    (tmp_path / "parts" / "z").touch()
+    assert w.run() == 0
+    assert done(w.done()) == ["split", "last", "z"]
+
+
+def test_a_folder_that_was_not_made_fails_its_task(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    N9: it is a mistake then as it is at the start of a list without `needs`.
+    """
+    w = worker(parts(tmp_path, "true"))
+    assert w.run() == 70
+    assert w.matching("each: failed for good: its items cannot be read: .*cannot be looked into")
