@@ -179,3 +179,18 @@ def test_a_folder_that_was_not_made_fails_its_task(worker: MakeWorker, tmp_path:
     w = worker(parts(tmp_path, "true"))
     assert w.run() == 70
     assert w.matching("each: failed for good: its items cannot be read: .*cannot be looked into")
+
+
+def test_a_begun_step_of_matches_that_came_late_stays(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    N6, N9: its file was made, matched, and moved away when the worker was killed.
+    """
+    made = parts(tmp_path, "mkdir parts; touch parts/x parts/y").replace("attempts: 1", "delay: 0s")
+    w = worker(made.replace("'echo ", "'rm $AGENT_ITEM && echo gone >&2 && sleep 300; echo "))
+    w.start().until("x: gone")
+    w.kill()
+    w.config.write_text(w.config.read_text().replace("sleep 300", "true"))
+    assert w.run() == 0
+    assert done(w.done()) == ["split", "x", "y", "last"]
+    found = report.look(str(w.state), None)["steps"]
+    assert found["done"] == found["total"]
