@@ -71,7 +71,8 @@ class Board:
             block.unfinished += 1
         self._late = plan.late
         for name, task in plan.tasks.items():  # without a step: what needs it waits for nothing
-            self._blocks.setdefault(name, _Block(0, task.needs))
+            if name not in self._blocks:
+                self._blocks[name] = _Block(0, task.needs)
         # Tasks with steps that are neither done nor failed, in order.
         self._open = {name: block for name, block in self._blocks.items() if block.unfinished}
 

@@ -78,7 +78,8 @@ class Standing:
         self.board = found.board
         here = set(running)
         self._succeeded = begun.succeeded(self.plan, found.left)
-        self.unlisted = {entry.step: entry for entry in begun.unlisted(self.plan, found.left, here)}
+        others = {row.step for row in found.left if row.outcome is None and row.worker != self._ledger.worker}
+        self.unlisted = {entry.step: entry for entry in begun.unlisted(self.plan, found.left, here | others)}
         self._done_left = sum(row.outcome == ledger.DONE for row in found.gone)
         for task in self._unreadable & self.plan.late:
             self.board.set(f"{task}@", boards.FAILED)
