@@ -5,12 +5,13 @@ and `after` are executed one after the other in the same attempt, under limits w
 nothing about the step: it says how it ended (`end`), and the loop goes on from there.
 """
 
+import errno
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from worker import environment, expectation, family, process, reasons, savedfiles
+from worker import environment, expectation, family, process, reasons, savedfiles, scarcity
 from worker.clock import Now
 from worker.decide import End, Reason
 from worker.disk import PATIENCE
@@ -19,7 +20,7 @@ from worker.events import Events
 from worker.execution import ENDING, OVER, RUNNING, SWEEPING, Execution
 from worker.family import Effort
 from worker.folder import Places
-from worker.journal import WARNING, Journal
+from worker.journal import NOTICE, WARNING, Journal
 from worker.limits import Limits, complaint
 from worker.output import missing
 from worker.plan import Step
@@ -27,6 +28,7 @@ from worker.programs import CHECK, Program, Programs
 from worker.signs import Said
 from worker.slot import Slot
 from worker.streams import Streams
+from worker.timespan import show
 
 # Between SIGTERM and SIGKILL for a step that passed a limit.
 LIMIT_GRACE = 10.0
@@ -71,6 +73,10 @@ class Attempt:
         self._interrupted_by: Reason | None = None
         self._why = ""
         self._reason = ""  # what a program of ours says of its failure
+        self._short_since: float | None = None  # since when the machine has been short of what a start needs
+        self._start_at: float | None = None  # when that is tried again
+        self._short = False  # it was so before any program
+        self._fatal = False  # no other attempt can mend what has failed
         self._owes = False  # the ledger does not know yet what it has spent
         self._note: str | None = None
         self._saved_before: savedfiles.Seen | None = None
@@ -100,7 +106,7 @@ class Attempt:
             self._execution.kills_before = self._family.memory_kills()
             self._prepare(base, note)
         except (AgentError, OSError) as exc:
-            self._why = str(exc)
+            self._why, self._short = str(exc), scarcity.is_scarce(exc)
             self._finish()
             return
         self._events.watch(self.slot.socket.fileno(), self._on_messages)
@@ -124,10 +130,31 @@ class Attempt:
         self._programs.started(program)
         try:
             self._execution.start(program, self._env, self.step.task.cwd or self._places.work, self._memo)
-        except process.SpawnError as exc:
-            self._programs.not_started(program)
-            self._why = program.said(str(exc))
-            self._finish()
+        except (process.SpawnError, OSError) as exc:
+            why = str(exc)
+            if scarcity.code(exc) == errno.E2BIG:
+                why, self._fatal = f"{exc}: {scarcity.too_long(program.argv, self._env)}", True
+            self._not_started(program, why, scarcity.is_scarce(exc), now)
+        else:
+            if self._short_since is not None:
+                self._say("waiting", f"{program.said('')}started; going on", NOTICE)
+            self._short_since = self._start_at = None
+
+    def _not_started(self, program: Program, why: str, scarce: bool, now: float) -> None:
+        """Try again later if the machine is short of something, as long as the step's patience lasts; else be over."""
+        self._programs.not_started(program)
+        if scarce:
+            if self._short_since is None:
+                self._short_since = now
+                self._say("waiting", f"{program.said(why)}; trying again, the step is charged for nothing", WARNING)
+            if now - self._short_since < self.step.task.retry.patience:
+                self._start_at = now + scarcity.RETRY
+                self._execution.hold()
+                return
+            why, self._fatal = f"{why}, for {show(now - self._short_since)}, longer than its patience", True
+        self._start_at = None
+        self._why = program.said(why)
+        self._finish()
 
     @property
     def leader(self) -> int:
@@ -174,6 +201,8 @@ class Attempt:
             return math.inf
         if self.streams.held_since is not None:
             return self.streams.retry_at
+        if self._start_at is not None:
+            return self._start_at
         if phase != RUNNING:
             return self._execution.kill_at
         self._hear()
@@ -182,7 +211,7 @@ class Attempt:
     def within_limits(self, now: float) -> bool:
         """Return whether the worker can vouch for this step: while it can, systemd's watchdog is pinged."""
         phase, held_since = self._execution.phase, self.streams.held_since
-        if phase == OVER:
+        if phase == OVER or self._start_at is not None:  # the wait for a start has an end
             return True
         if held_since is not None and phase != ENDING:
             return now < held_since + PATIENCE
@@ -203,7 +232,10 @@ class Attempt:
         if held_since is not None and now >= self.streams.retry_at and self.streams.retry(now):
             self.excuse(now - held_since)
             self._execution.look(now)
-        if self._execution.phase != RUNNING:
+        if self._start_at is not None:
+            if now >= self._start_at:
+                self._run(self._execution.program, now)
+        elif self._execution.phase != RUNNING:
             self._execution.tick(now)
         elif self.streams.held_since is None:
             if self._effort.seen(now):  # CPU time is a sign of life, too
@@ -231,7 +263,10 @@ class Attempt:
         One whose last program has ended already, by itself, is let come to its end.
         """
         phase = self._execution.phase
-        if phase in (RUNNING, ENDING):
+        if self._start_at is not None:
+            self._start_at, self._interrupted_by = None, reason
+            self._finish()
+        elif phase in (RUNNING, ENDING):
             self._interrupted_by = reason
             self._ask_to_end(grace, now)
         elif phase == SWEEPING and self.streams.held_since is not None and reason != "budget":
@@ -268,6 +303,9 @@ class Attempt:
         program, raw = self._execution.program, self._execution.status
         status = self._programs.plain(program, raw)
         by_itself = not self._limit and not self._interrupted_by
+        if by_itself and self._execution.trouble:
+            self._not_started(program, self._execution.trouble, True, now)
+            return
         if by_itself and self._programs.left and not self._may_go_on():
             return  # by now another worker may be at the step, or have done it
         if not self.streams.drain(at_once=status != 0 or not by_itself):
@@ -334,6 +372,8 @@ class Attempt:
             accepted=self._programs.accepted,
             reason=self._reason,
             hopeless=self._programs.hopeless,
+            short=self._short,
+            fatal=self._fatal,
         )
 
     # -- from one worker to the next

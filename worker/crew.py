@@ -89,7 +89,7 @@ class Crew:
         Return False, nothing begun, if the claim is another worker's by now.  `announce` is called when the attempt is
         ready and still ours, right before its first program is spawned.
         """
-        slot = self._slots.take()
+        slot = self._disk.persist("a place for a step", self._slots.take)
         # An HTTP server's no is one; the exit status of another program is its word, and a check knows better.
         doubt = past.unsure or (past.begun and step.task.http is None)
         ask_first = doubt and step.task.redo == "check"

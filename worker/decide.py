@@ -83,6 +83,7 @@ class End(NamedTuple):
     attempt.  `found`: its check said that it had happened before.  `unknown`: the key of an effect inside it of
     which nobody can tell whether it happened.  `accepted`: the exit status other than 0 that the list takes for done.
     `reason`: what a program of ours says of its failure.  `hopeless`: it makes little sense to wait for long.
+    `short`: the machine was short of what a start needs.  `fatal`: no other attempt can mend it.
     """
 
     status: int | None
@@ -99,6 +100,8 @@ class End(NamedTuple):
     accepted: int = 0
     reason: str = ""
     hopeless: bool = False
+    short: bool = False
+    fatal: bool = False
 
     @property
     def well(self) -> bool:
@@ -169,7 +172,7 @@ def _outcome(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
         return Verdict(INTERRUPTED, cause, False, False, 0.0)
     if end.well:
         return Verdict(DONE, _remark(end), False, False, 0.0)
-    if end.interrupted_by is None and end.limit is None and end.status == TEMPORARY:
+    if end.interrupted_by is None and end.limit is None and (end.status == TEMPORARY or end.short):
         return _not_now(end, past, retry, chance)
     return _failed(end, past, retry)
 
@@ -212,7 +215,7 @@ def _bound(retry: Retry, times: int) -> float:
 def _failed(end: End, past: Progress, retry: Retry) -> Verdict:
     """Counted: after the last of its attempts the step has failed for good."""
     never = end.limit is None and end.status in retry.never  # an exit that we forced says nothing
-    final = never or past.failures + 1 >= retry.attempts
+    final = never or end.fatal or past.failures + 1 >= retry.attempts
     delay = 0.0 if final or end.interrupted_by else _bound(retry, past.failures)
     outcome = STALLED if end.limit else FAILED
     if end.interrupted_by and not final:

@@ -10,6 +10,7 @@ from worker import clock
 from worker.errors import StateError
 from worker.journal import ERROR, NOTICE, Journal
 from worker.ledger import LedgerAway, StorageFull
+from worker.scarcity import SCARCE
 from worker.timespan import show
 
 # After this a person is needed; until then running steps go on and nothing is lost.
@@ -48,7 +49,7 @@ class Disk:
                 result = action()
             except (StorageFull, OSError) as exc:
                 fault = exc
-                if isinstance(exc, OSError) and exc.errno not in FULL:
+                if isinstance(exc, OSError) and exc.errno not in FULL + SCARCE:
                     raise StateError(f"{what}: cannot be written: {exc.strerror}", "mend that, start again") from exc
                 self._tell(what, exc)
                 if clock.monotonic() >= gives_up:
@@ -64,8 +65,15 @@ class Disk:
         if self.waiting_for is None:
             self.waiting_for = what
             reason = exc.strerror if isinstance(exc, OSError) else str(exc)
-            wants = "cannot be reached" if isinstance(exc, LedgerAway) else "cannot be written"
-            till = "waiting for it" if isinstance(exc, LedgerAway) else "waiting for space"
+            short = isinstance(exc, OSError) and exc.errno not in FULL
+            wants = (
+                "cannot be had now"
+                if short
+                else "cannot be reached"
+                if isinstance(exc, LedgerAway)
+                else "cannot be written"
+            )
+            till = "waiting for it" if short or isinstance(exc, LedgerAway) else "waiting for space"
             text = f"{what}: {wants} ({reason}); {till}, nothing is lost"
             self._journal.event("waiting", text, priority=ERROR)
 

@@ -65,8 +65,12 @@ class Execution:
         self._leader = Leader(family, slot.shelter, events, self._on_exit)
 
     def start(self, program: Program, env: Mapping[str, str], cwd: str, memo: Callable[[], dict[str, Any]]) -> None:
-        """Spawn `program`.  `memo` returns what a worker to come is to know of the attempt.  Raises SpawnError."""
+        """Spawn `program`.  `memo` returns what a worker to come is to know of the attempt.
+
+        Raises SpawnError, and OSError for want of descriptors.
+        """
         self.program, self.phase, self.status = program, RUNNING, None
+        self._leader.trouble = ""
         self.kill_at = self.vouched_until = math.inf
         shelter = self._slot.shelter
         if shelter is not None:  # from now on this program is the one that the next worker goes on with
@@ -83,6 +87,16 @@ class Execution:
             if program.gives_result:
                 with contextlib.suppress(OSError):  # then it is made later, where a full disk is waited out
                     self._slot.output.prepare()
+
+    @property
+    def trouble(self) -> str:
+        """Why the program was not begun, although its leader was; empty if it was."""
+        return self._leader.trouble
+
+    def hold(self) -> None:
+        """Let `program` be the one that is to be started, and nothing of it be there."""
+        self.phase, self.status = RUNNING, None
+        self.kill_at = self.vouched_until = math.inf
 
     def adopt(self, streams: dict[str, Any], lost: str, now: float) -> bool:
         """Go on with `program`, which an earlier worker has started and which may have ended since.

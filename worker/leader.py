@@ -7,7 +7,7 @@ and its exit status is what it has left in its slot's shelter.
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from worker import process
+from worker import process, scarcity
 from worker.events import Events
 from worker.family import Family
 from worker.process import Pipes
@@ -28,6 +28,7 @@ class Leader:
         self._events = events
         self._on_exit = on_exit
         self._pidfd: int | None = None
+        self.trouble = ""  # why the last program was not begun, although its leader was
 
     @property
     def pid(self) -> int:
@@ -80,4 +81,7 @@ class Leader:
         self.forget()
         report = self._shelter.report() if self._shelter is not None else None
         known = report.status if report is not None else None
-        self._on_exit(status if known is None else known)
+        status = status if known is None else known
+        if self._shelter is not None:
+            self.trouble = scarcity.of_leader(None if report is None else report.said, status)
+        self._on_exit(status)

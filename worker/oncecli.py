@@ -6,6 +6,7 @@ a copy of our connection to the worker: should we be killed, the claim is not gi
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -26,6 +27,8 @@ _CANNOT_START, _NOT_FOUND = 126, 127  # as a shell has it
 _BY_SIGNAL = 128
 _HAPPENED, _DID_NOT = 0, 1  # what a check says
 _CHUNK = 256 * 1024
+# The machine is short of something, which says nothing of the command (as worker/scarcity.py).
+_SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)
 
 
 class _Options:
@@ -235,6 +238,9 @@ def _leaves_a_doubt(exc: Exception) -> bool:
 
 
 def _not_started(program: str, exc: OSError) -> int:
+    if exc.errno in _SHORT:
+        print(f"agentctl once: cannot start '{program}' now: {exc.strerror}", file=sys.stderr)
+        return AGAIN
     print(f"agentctl once: cannot start '{program}': {exc.strerror}", file=sys.stderr)
     return _NOT_FOUND if isinstance(exc, FileNotFoundError) else _CANNOT_START
 

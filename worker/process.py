@@ -137,20 +137,24 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Child:
     """Start `argv` in `cwd` with exactly `env`, in a new session, standard input from /dev/null.
 
     The child has our pipes as standard output and error and no other descriptor of ours.
-    Raises SpawnError when the program or the folder is not there or may not be used.
+    Raises SpawnError when the program or the folder is not there or may not be used, OSError for want of descriptors.
     """
     program = find_program(argv[0], env.get("PATH", DEFAULT_PATH), cwd)
-    out_read, out_write = os.pipe2(os.O_CLOEXEC)
-    err_read, err_write = os.pipe2(os.O_CLOEXEC)
+    reads, writes = [], []
     try:
-        pid = launch(program, argv, env, cwd, out_write, err_write)
-    except SpawnError:
-        os.close(out_read)
-        os.close(err_read)
+        for _ in range(2):
+            read, write = os.pipe2(os.O_CLOEXEC)
+            reads.append(read)
+            writes.append(write)
+        pid = launch(program, argv, env, cwd, *writes)
+    except (SpawnError, OSError):
+        for fd in reads:
+            os.close(fd)
         raise
     finally:
-        os.close(out_write)
-        os.close(err_write)
+        for fd in writes:
+            os.close(fd)
+    out_read, err_read = reads
     os.set_blocking(out_read, False)
     os.set_blocking(err_read, False)
     return Child(pid, Pipes(out_read, err_read))

@@ -35,6 +35,7 @@ class Report(NamedTuple):
 
     pid: int
     status: int | None = None
+    said: str = ""  # by the shell that is the leader
 
 
 class Shelter:
@@ -50,13 +51,25 @@ class Shelter:
         self._program = 0  # the name of its report
         self._memo = places.memo(slot)
         self._memo_fd = os.open(self._memo, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.posix_fallocate(self._memo_fd, 0, _PAGE)  # what comes later needs no space
+        try:
+            os.posix_fallocate(self._memo_fd, 0, _PAGE)  # what comes later needs no space
+        except OSError:
+            os.close(self._memo_fd)
+            raise
         self._saved: dict[str, Any] = {}
 
     @classmethod
     def make(cls, tree: Tree, notifier: Notifier, places: Places, slot: int, socket: int) -> "Shelter":
         """Make one, of which `socket` is the notify socket.  Raises OSError."""
-        shelter = cls(tree.make(slot), notifier, places, slot, _new_pipe(), _new_pipe())
+        group, pipes = tree.make(slot), []
+        try:
+            pipes += [_new_pipe()]
+            pipes += [_new_pipe()]
+            shelter = cls(group, notifier, places, slot, *pipes)
+        except OSError:
+            for fd in pipes:
+                os.close(fd)
+            raise
         for name, fd in zip(names(slot), (*shelter.pipes[:2], socket), strict=True):
             notifier.replace(name, fd)
         return shelter
@@ -85,8 +98,10 @@ class Shelter:
             raise SpawnError(process.cannot_start(program, cwd, reason))
         words = ["sh", _LEADER, self.group.procs, self._report(), program, *argv[1:]]
         # Opened anew, so that what one program makes of them (O_NONBLOCK) is nothing to the next.
-        writes = [os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC) for fd in self.pipes[:2]]
+        writes: list[int] = []
         try:
+            for fd in self.pipes[:2]:
+                writes.append(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC))
             return process.launch("/bin/sh", words, env, cwd, *writes)
         finally:
             for fd in writes:
@@ -103,10 +118,10 @@ class Shelter:
             return None
         pid, said = int(found[1]), found[2]
         if found[3] is None:
-            return Report(pid)
+            return Report(pid, said=said)
         number = int(found[3]) - _BY_SIGNAL
         # Of SIGINT and SIGPIPE no shell says anything; those who are asked to end by them exit like that, too.
-        return Report(pid, -number if said and number in signal.valid_signals() else int(found[3]))
+        return Report(pid, -number if said and number in signal.valid_signals() else int(found[3]), said)
 
     def _report(self) -> str:
         return self._places.report(self._slot, self._program)

@@ -84,7 +84,11 @@ class Slots:
         socket = NotifySocket(self._places.notify(number))
         home = None
         if self._tree is not None:
-            home = Shelter.make(self._tree, self._notifier, self._places, number, socket.fileno())
+            try:
+                home = Shelter.make(self._tree, self._notifier, self._places, number, socket.fileno())
+            except OSError:
+                socket.close()
+                raise
         self._used.add(number)
         return Slot(number, self._places, socket, home, self._inherited)
 
