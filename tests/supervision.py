@@ -45,7 +45,7 @@ case $1 in
         if [ -e "$disk/mute" ]; then . ./mute; false; else echo stopped >"$disk/power"; rm -f "$disk/worker"; fi ;;
     put) [ -e "$disk/power" ] && [ "$(cat "$disk/power")" = running ] && echo "put $2" >>"$log" && cp "$3" "$disk/$4" ;;
     get) [ ! -e stuck ] || { mv stuck hung; echo $$ >hung; exec sleep 1000; }
-        cp "$disk/checkpoint.json" "$4" ;;
+        cp "$disk/$3" "$4" ;;
     exec) [ ! -e "$disk/mute" ] && [ "$(cat "$disk/power")" = running ] &&
         PATH=$PWD/bin:$PATH disk=$disk log=$log sh -c 'cd "$disk"; . /dev/stdin' ;;
 esac
@@ -74,12 +74,13 @@ number=${disk##*-}
 printf '{"format": 2, "run": "job", "revision": %s, "facts": {},\n"effects": [\n{}],\n"attempts": [\n{}\n]}\n' \
     "$((number * 10 + looks))" >"$disk/checkpoint.new"
 mv "$disk/checkpoint.new" "$disk/checkpoint.json"
-status=running worker=absent
+status=running worker=absent run=job
 [ ! -e "$disk/worker" ] || worker=active
 spend=0
 . "$disk/../../story"
-printf '{\n"status": "%s", "worker": {"state": "%s"}, "last_sign_age": 0.1, "budget": {"spend": {"used": %s}},
-"steps": {"total": 9, "done": %s}\n}\n' "$status" "$worker" "$spend" "${done-$looks}"
+printf '{\n"run": "%s", "status": "%s", "worker": {"state": "%s"}, "last_sign_age": 0.1,
+"budget": {"spend": {"used": %s}}, "steps": {"total": 9, "done": %s}\n}\n' \
+    "$run" "$status" "$worker" "$spend" "${done-$looks}"
 """
 # What a story may say: `[ $looks = 3 ] && gone`, with $number for the machine's.
 STORY = r"""
@@ -98,7 +99,7 @@ DRIVER = """
 import os, signal, sys
 from worker import cli, points
 from worker.supervise import life, remote
-remote._STAGE, remote.CONFIG, life._SOON = "stage", "etc/config.yaml", 0.0
+remote.STAGE, remote.CONFIG, life._SOON = "stage", "etc/config.yaml", 0.0
 remote.CHECKPOINT, remote._LAST_WORDS = "checkpoint.json", "last-words"
 left = [int(sys.argv[2])]
 def at(point):

@@ -132,7 +132,8 @@ def tell(
     return True
 
 
-def _environment(alert: Alert, contact: Contact, unit: str) -> dict[str, str]:
+def environment(alert: Alert, contact: Contact, unit: str) -> dict[str, str]:
+    """Return what an alert's command is told, in its environment."""
     texts = {
         "AGENT_RUN": contact.run,
         "AGENT_ALERT": alert.kind,
@@ -162,7 +163,7 @@ def _run(
 
 def attempt(alert: Alert, contact: Contact, unit: str, base: Mapping[str, str]) -> str:
     """Run the command once; return what went wrong, empty if nothing did."""
-    env = dict(base) | _environment(alert, contact, unit)
+    env = dict(base) | environment(alert, contact, unit)
     try:
         return errands.run(contact.argv, env, contact.folder, TIMEOUT, keep_output=False).fault
     except SpawnError as exc:

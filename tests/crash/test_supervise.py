@@ -40,7 +40,7 @@ def test_a_run_is_taken_to_its_end_on_two_machines(tmp_path: Path) -> None:
     assert world.supervise() == 0, world.said
     check(world)
     log = [line.split()[0] for line in world.log()]
-    assert log == ["create", "put", "start", "create", "put", "put", "start", "pause"]
+    assert log == ["create", "put", "start", "pause", "create", "put", "put", "start", "pause"]
     assert world.supervise() == 0
     assert "job: done" in world.said
 

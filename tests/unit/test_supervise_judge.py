@@ -26,6 +26,14 @@ def look(**changes: Any) -> Seen:
     return Seen(AT_WORK._replace(**changes))
 
 
+def other(**changes: Any) -> Seen:
+    return Seen(judge.believe(AT_WORK._replace(run="runb", **changes), "runa"))
+
+
+def nameless(**changes: Any) -> Seen:
+    return Seen(judge.believe(AT_WORK._replace(**changes), "runa"))
+
+
 FAILED = {"worker": "absent", "status": "failed", "unit": "failed", "sign_age": None}
 ENDED = {"worker": "absent", "unit": "inactive", "sign_age": None}
 
@@ -70,7 +78,15 @@ CASES = [
     Case("wrong list", look(**FAILED, exit=78), judge.FINISH, outcome="configuration"),
     Case("done, and past its time", look(**ENDED, status="done"), judge.FINISH, now=4000, outcome="done"),
     Case("past its time", look(), judge.REPLACE, "its time of 1h is over", now=4000),
-    Case("gone", Seen(None, judge.ABSENT), judge.REPLACE, "gone"),
+    Case("said to be gone", Seen(None, judge.ABSENT), judge.WAIT, "said to be gone"),
+    Case("gone again", Seen(None, judge.ABSENT), judge.REPLACE, "it is gone", machine(absent=1, unanswered=1)),
+    Case("gone after one look", Seen(None, judge.ABSENT), judge.REPLACE, "not answered 2", machine(unanswered=1)),
+    Case("held by another", Seen(Look(holder="other-1f")), judge.REPLACE, "the supervision 'other-1f' has it"),
+    Case("another run is done", other(**ENDED, status="done"), judge.RESTART, "what is there is the run 'runb'"),
+    Case("another run has failed", other(**FAILED, exit=70), judge.RESTART, "exit status 70"),
+    Case("another run is at work", other(), judge.REPLACE, "its worker is at work on the run 'runb'"),
+    Case("wrong list, over another run", other(**FAILED, exit=78), judge.FINISH, outcome="configuration"),
+    Case("done, of no run", nameless(**ENDED, status="done"), judge.RESTART, "unit inactive"),
     Case("stopped", Seen(None, judge.STOPPED), judge.RESUME, "stopped"),
     Case("stopped again", Seen(None, judge.STOPPED), judge.REPLACE, "stopped again", machine(resumes=2)),
     Case("one look unanswered", Seen(None, judge.RUNNING), judge.WAIT, "does not answer"),

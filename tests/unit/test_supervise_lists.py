@@ -1,6 +1,7 @@
 """The list that a supervised run works through: what of it reaches which machine, and when."""
 
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_the_end_of_the_old_list_is_not_that_of_the_changed_one(tmp_path: Path) 
         assert first.stderr is not None
         read_until(first.stderr, "the run goes on there")
         (stage,) = world.root.glob("disks/*/stage")
-        stage.rmdir()
+        shutil.rmtree(stage)
         stage.touch()
         (world.root / "job.yaml").write_text(MENDED)
         first.send_signal(signal.SIGHUP)

@@ -1,16 +1,17 @@
 """What a machine says of its worker, as it is read here: it may say anything."""
 
 import json
+import time
 
 import pytest
 
-from worker.supervise import judge, remote
+from worker.supervise import judge, looks
 
 UNIT = "ActiveState=failed\nExecMainStatus=78\n"
 
 
 def look(words: str) -> judge.Look:
-    return remote.read(f"{UNIT}LastWords={words}\nso far, so good\n")
+    return looks.read(f"{UNIT}LastWords={words}\nso far, so good\n")
 
 
 def test_the_workers_last_words_are_why_it_ended() -> None:
@@ -50,9 +51,9 @@ def test_a_checkpoint_is_there_when_the_machine_says_so() -> None:
     """
     Whatever else it says; one that is not there yet is not copied.
     """
-    assert remote.read(f"{UNIT}Checkpoint=there\n").checkpoint
-    assert not remote.read(UNIT).checkpoint
-    assert not remote.read("").checkpoint
+    assert looks.read(f"{UNIT}Checkpoint=there\n").checkpoint
+    assert not looks.read(UNIT).checkpoint
+    assert not looks.read("").checkpoint
 
 
 @pytest.mark.parametrize("steps", [{"total": 3}, {"done": 3}, {"total": 3, "done": "1"}, {"total": 3, "done": -1}, 3])
@@ -60,5 +61,26 @@ def test_counts_of_steps_are_all_there_or_none_is(steps: object) -> None:
     """
     Everybody who reads them, also out of the record, finds what is done where there is a total.
     """
-    assert remote.read(json.dumps({"steps": steps}, indent=1)).steps == {}
-    assert remote.read(json.dumps({"steps": {"total": 3, "done": 1}}, indent=1)).steps == {"total": 3, "done": 1}
+    assert looks.read(json.dumps({"steps": steps}, indent=1)).steps == {}
+    assert looks.read(json.dumps({"steps": {"total": 3, "done": 1}}, indent=1)).steps == {"total": 3, "done": 1}
+
+
+def test_what_a_machine_says_takes_no_longer_to_read_than_it_is_long() -> None:
+    """
+    S22: lines that could be the beginning of a status must not each be the beginning of a search.
+    """
+    many = "{\n" * 2_000_000
+    begun = time.process_time()
+    assert looks.read(many + UNIT).unit == "failed"
+    assert time.process_time() - begun < 10
+    assert looks.read(f'{{\n"run": "job", "x": "{"y" * 300_000}"\n}}\n').run == ""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_status_is_found_between_what_others_say(end: str) -> None:
+    """
+    B3, A1: a greeting before it, an advertisement after it, a terminal's line ends; and the run that it is about.
+    """
+    said = ["{ Welcome }", "{", *UNIT.split(), "{", '  "run": "job",', '  "status": "done"', "}", "}", "a new release!"]
+    found = looks.read(end.join(said))
+    assert (found.run, found.status, found.unit, found.exit) == ("job", "done", "failed", 78)

@@ -269,10 +269,12 @@ def test_results_are_fetched_and_a_machine_can_be_kept(tmp_path: Path) -> None:
     """
     at_end: keep leaves it running.
     """
-    world = World(tmp_path / "w", DONE, "at_end: keep\nresults: {report: /var/lib/agent/out/report}\n")
+    (tmp_path / "there").write_bytes(b"\0 1 2\n" * 9999)
+    world = World(tmp_path / "w", DONE, f"at_end: keep\nresults: {{report: {tmp_path}/there}}\n")
     assert world.supervise() == 0, world.said
     assert "pause" not in world.words()
-    assert (world.root / "report").read_bytes() == (world.root / "state/checkpoint.json").read_bytes()
+    assert world.machines() == [("1", "kept")]
+    assert (world.root / "report").read_bytes() == (tmp_path / "there").read_bytes()
 
 
 def test_a_second_supervisor_is_refused_and_a_stop_leaves_the_machine_alone(tmp_path: Path) -> None:
@@ -335,7 +337,7 @@ def test_a_run_whose_ledger_is_on_a_server_needs_no_copy(tmp_path: Path) -> None
     listed = world.root / "job.yaml"
     listed.write_text(f"ledger: postgresql://agent@db.example/agent\n{listed.read_text()}")
     assert world.supervise() == 0, world.said
-    assert world.words() == "create1 put1 start1 create2 put2 start2 pause2"
+    assert world.words() == "create1 put1 start1 pause1 create2 put2 start2 pause2"
     assert (world.record()["spend"], world.record()["spend_lost"]) == (3, 0)
     assert "get" not in (world.root / "calls").read_text()
     assert not list(world.root.glob("disks/*/restored.json"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervision import DONE, TWO_MACHINES, World
+from tests.supervision import COPIED, DONE, TWO_MACHINES, World
 
 pytestmark = pytest.mark.programs
 
@@ -35,7 +35,7 @@ case $command in
     exec) [ "$1" = -- ] && shift && [ "$(cat "$disk/power")" = running ] && cd "$disk" || exit 1
         disk=$disk log=ROOT/log PATH=ROOT/bin:$PATH exec "$@" ;;
     scp) case $id in
-        *:*) cp "ROOT/disks/${id%%:*}/checkpoint.json" "$1" ;;
+        *:*) cp "ROOT/disks/${id%%:*}/${id#*:}" "$1" ;;
         *) echo "put ${1%%:*}" >>ROOT/log; cp "$id" "ROOT/disks/${1%%:*}/${1#*:}" ;;
         esac ;;
     resume) echo "resume $id" >>ROOT/log; echo running >"$disk/power" ;;
@@ -58,7 +58,7 @@ def test_hosts_over_ssh_are_used_one_after_the_other(tmp_path: Path) -> None:
     variables = "{HOSTS: one-1 two-2, SSH: ROOT/bin/ssh -o BatchMode=yes, SUDO: ROOT/bin/sudo -n}"
     world = World(
         tmp_path / "w", TWO_MACHINES, "fence: 20ms\n", provider=f"provider: ssh\nvariables: {variables}\n"
-        "commands: {get: [cp, 'ROOT/disks/{id}/checkpoint.json', '{local}']}"
+        "commands: {get: [cp, 'ROOT/disks/{id}/{remote}', '{local}']}"
     )  # fmt: skip
     program(world, "ssh", SSH)
     program(world, "sudo", SUDO)
@@ -99,7 +99,8 @@ def test_a_hosted_sandbox_is_made_resumed_extended_and_stopped(tmp_path: Path) -
     """
     Every word of the provider's file is used once at least, and none of them is misunderstood.
     """
-    story = f"if [ $number = 1 ]; then [ $looks != 2 ] || off; [ $looks -lt 4 ] || gone; else {DONE.strip()}; fi\n"
+    lost = f"[ $looks != 2 ] || off; ! {{ [ $looks -ge 5 ] && {COPIED}; }} || gone"
+    story = f"if [ $number = 1 ]; then {lost}; else {DONE.strip()}; fi\n"
     provider = "provider: hosted\nvariables: {CLI: ROOT/bin/sandbox, IMAGE: debian}"
     world = World(tmp_path / "w", story, provider=provider)
     program(world, "sandbox", SANDBOX)

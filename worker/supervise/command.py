@@ -8,6 +8,7 @@ one ends them before it does anything else, because two of them at work on the s
 import contextlib
 import functools
 import os
+import re
 import select
 import signal
 import subprocess
@@ -24,7 +25,16 @@ _OUTPUT_MAX = 4 * 2**20  # of `state` and a look; files travel by other ways
 _SAID_MAX = 2000
 _LINE_MAX = 200
 # Written by the process itself before it becomes the command: there is no moment at which it runs unknown.
-_NOTED = '{ read -r stat </proc/$$/stat && echo "$stat" >"$0"; } 2>/dev/null; exec "$@"'
+_NOTED = """\
+{ read -r stat </proc/$$/stat && echo "$stat" >"$0"; } 2>/dev/null
+[ -z "$1" ] || ulimit -f "$1" || exit 126
+shift
+exec "$@"
+"""
+_BLOCK = 512  # of sh's ulimit
+_TOO_LARGE = (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)
+# In the words that command lines have for it: no fault of the machine that was asked for.
+_REFUSED = re.compile(r"\b429\b|too many requests|rate.?limit|slow ?down|throttl", re.IGNORECASE)
 _TRIES = 100  # 2 s
 _NOT_RUN = 126
 
@@ -40,8 +50,15 @@ class Answer(NamedTuple):
     def ok(self) -> bool:
         return self.status == 0
 
+    @property
+    def refused(self) -> bool:
+        """Whether the provider says that it was asked too often."""
+        return not self.ok and bool(_REFUSED.search(self.said) or _REFUSED.search(self.output[-_SAID_MAX:]))
+
     def fault(self) -> str:
         """Return what went wrong as one line."""
+        if self.status in _TOO_LARGE:
+            return "what comes is larger than it may be"
         last = next((line.strip() for line in reversed(self.said.splitlines()) if line.strip()), "")
         how = "did not end in time" if self.status is None else f"exited with status {self.status}"
         return f"{how}: {printable(last[:_LINE_MAX])}" if last else how
@@ -61,13 +78,15 @@ class Running:
         self._heard: dict[int, bytearray] = {}
         self._answer: Answer | None = None
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], given: str) -> None:
+    def start(self, argv: Sequence[str], env: Mapping[str, str], given: str, most: int | None = None) -> None:
+        """Start it with `given` as its standard input; no file that it writes becomes larger than `most` bytes."""
+        blocks = "" if most is None else str(-(-most // _BLOCK))
         with os.fdopen(os.memfd_create("given"), "w+b", buffering=0) as stdin:
             files.write_all(stdin.fileno(), given.encode())
             stdin.seek(0)
             try:
                 self._started = started = subprocess.Popen(
-                    ["/bin/sh", "-c", _NOTED, self._note, *argv],
+                    ["/bin/sh", "-c", _NOTED, self._note, blocks, *argv],
                     env={"PATH": process.DEFAULT_PATH, **env},
                     stdin=stdin,
                     stdout=subprocess.PIPE,
@@ -175,19 +194,22 @@ class Runner:
         given: str,
         events: Events,
         then: Callable[[], object] = lambda: None,
+        most: int | None = None,
     ) -> Running:
-        """Let `argv` run, with `given` as its standard input, for `limit` seconds at most; whoever waits hears it."""
+        """Let `argv` run for `limit` seconds at most; the wait that is on hears it.  `given`, `most`: Running.start."""
         running = Running(self._note, events, limit, then)
-        running.start(argv, env, given)
+        running.start(argv, env, given, most)
         return running
 
-    def run(self, argv: Sequence[str], env: Mapping[str, str], limit: float, given: str = "") -> Answer:
+    def run(
+        self, argv: Sequence[str], env: Mapping[str, str], limit: float, given: str = "", most: int | None = None
+    ) -> Answer:
         """Return how `argv` ended; never later than `limit` seconds from now.
 
         When its time is over, or `idle` raises, its session is killed.
         """
         events = Events()
-        running = self.start(argv, env, limit, given, events)
+        running = self.start(argv, env, limit, given, events, most=most)
         try:
             while (answer := running.answer()) is None:
                 events.handle(events.poll(max(0.0, min(_SLICE, running.until - clock.monotonic()))))

@@ -49,6 +49,11 @@ def take(root: str, run: str, fetch: Callable[[str], str]) -> str:
 def expect(root: str) -> str:
     """Return the path at which the next copy is to come; nothing is there."""
     drop(root)
+    return incoming(root)
+
+
+def incoming(root: str) -> str:
+    """Return the path at which what has come lies until it is taken."""
     return f"{path(root)}.incoming"
 
 
@@ -57,14 +62,14 @@ def keep(root: str, run: str) -> str:
 
     The copy before is replaced in one step, after the new one is durable; of what is not taken nothing is left.
     """
-    incoming = f"{path(root)}.incoming"
+    come = incoming(root)
     try:
-        fault = _fault(root, run, incoming)
+        fault = _fault(root, run, come)
         if not fault:
-            files.adopt(incoming, path(root))
+            files.adopt(come, path(root))
         return fault
     except OSError as exc:
-        return f"{exc.filename or incoming}: {exc.strerror}"
+        return f"{exc.filename or come}: {exc.strerror}"
     finally:
         drop(root)
 
@@ -72,14 +77,14 @@ def keep(root: str, run: str) -> str:
 def drop(root: str) -> None:
     """Let nothing be left of what has come and is not taken."""
     with contextlib.suppress(OSError):
-        os.unlink(f"{path(root)}.incoming")
+        os.unlink(incoming(root))
 
 
-def _fault(root: str, run: str, incoming: str) -> str:
+def _fault(root: str, run: str, come: str) -> str:
     """Return what is wrong with what has come, or ""."""
     try:
-        checkpoint.load(incoming)
-        found = checkpoint.header(incoming)
+        checkpoint.load(come)
+        found = checkpoint.header(come)
     except FileNotFoundError:
         return "nothing came"
     except CheckpointError as exc:

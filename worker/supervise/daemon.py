@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from worker import alert, folder, journal, ping
 from worker.alert import Alert
+from worker.contact import Ping
 from worker.errors import OK, WORK_LEFT, AgentError, ConfigError, StateError
 from worker.journal import ERROR, NOTICE, Journal
 from worker.supervise import copy, parcel, record, sandbox
@@ -14,11 +15,14 @@ from worker.supervise.book import Book
 from worker.supervise.clockwork import Clockwork, Stopped
 from worker.supervise.command import Runner
 from worker.supervise.copier import Copier
+from worker.supervise.ending import left
 from worker.supervise.loop import Supervisor
 from worker.supervise.parcel import Item
 from worker.supervise.provider import Hand, passed_on
 from worker.supervise.record import Record, moment
+from worker.supervise.rest import describe
 from worker.supervise.sandbox import Sandbox
+from worker.supervise.teller import LEFT, Teller
 from worker.systemd import Notifier
 from worker.timespan import show
 
@@ -59,9 +63,10 @@ def _supervise(path: str, settings: Sandbox, root: str, log: Journal, environ: M
         notifier.ready("looking")
         status, news = None, None
         while status is None:
-            hand = Hand(settings.provider, runner, environ)
+            hand = Hand(settings.provider, runner, environ, settings.max_file)
             copier = Copier(settings, hand, beside, clockwork, book)
-            supervisor = Supervisor(settings, given, hand, copier, book, clockwork, notifier)
+            tell = Teller(settings.contact, runner, passed_on(environ), book)
+            supervisor = Supervisor(settings, given, hand, copier, book, clockwork, notifier, tell)
             if news is None:
                 news = not supervisor.rests()
                 _ping("start", settings.contact.ping.start if news else None, runner, environ, log)
@@ -74,7 +79,7 @@ def _supervise(path: str, settings: Sandbox, root: str, log: Journal, environ: M
                 settings, given = _read_again(path, settings, given, root, log, notifier)
         if status == OK and news:
             _ping("finish", settings.contact.ping.finish, runner, environ, log)
-        elif status != OK:
+        if status != OK or book.known.left:
             _tell(settings, root, book.known, log, notifier, environ)
         return status
     except Stopped:
@@ -107,12 +112,15 @@ def _read_again(
 def _tell(
     settings: Sandbox, root: str, known: Record, log: Journal, notifier: Notifier, environ: Mapping[str, str]
 ) -> None:
-    """Tell whom the file names that the run has not ended well, once for each such end."""
+    """Tell whom the file names that the run has not ended well, or not all of its machines, once for each such end."""
     notifier.stopping("telling how it ended", _TELLING)  # from here on the watchdog waits as well
-    kind = {"failed": alert.FAILED, "out-of-budget": alert.OUT_OF_BUDGET}.get(known.outcome or "", alert.GAVE_UP)
-    cause = f"{settings.name}: {known.outcome} ({known.why})"
-    unit = environ.get("AGENT_UNIT", "")
-    alert.tell(Alert(kind, cause), settings.contact, root, unit, passed_on(environ), log, alert.SHORT_PAUSES)
+    kinds = {"failed": alert.FAILED, "out-of-budget": alert.OUT_OF_BUDGET, "done": LEFT}
+    contact = settings.contact
+    if known.outcome == "done":
+        contact = contact._replace(ping=Ping())  # the run itself is well
+    cause = f"{settings.name}: {known.outcome} ({known.why}){left(known)}"
+    told = Alert(kinds.get(known.outcome or "", alert.GAVE_UP), cause)
+    alert.tell(told, contact, root, environ.get("AGENT_UNIT", ""), passed_on(environ), log, alert.SHORT_PAUSES)
 
 
 def _ping(kind: str, url: str | None, runner: Runner, environ: Mapping[str, str], log: Journal) -> None:
@@ -169,7 +177,7 @@ def _facts(known: Record, pid: int | None) -> dict[str, object]:
     now = moment()
     return {
         "run": known.run,
-        "status": known.outcome or ("running" if pid is not None else "stopped"),
+        "status": (known.outcome if known.concluded else None) or ("running" if pid is not None else "stopped"),
         "why": known.why,
         "supervisor": {"pid": pid},
         "hours": round(known.started.until(now) / 3600, 4),
@@ -177,7 +185,10 @@ def _facts(known: Record, pid: int | None) -> dict[str, object]:
         "steps": known.steps,
         "machines": [
             {"name": machine.name, "id": machine.id, "state": machine.state, "why": machine.why}
-            | {"age": round(machine.made.until(now), 3)}
+            | {
+                "age": round(machine.made.until(now), 3),
+                "may_run": machine.state in (*record.HERE, record.LEFT, record.KEPT),
+            }
             for machine in known.machines
         ],
     }
@@ -190,4 +201,5 @@ def _print(known: Record, pid: int | None) -> None:
     age = show(known.started.until(moment()))
     print(f"supervisor: {f'process {pid}' if pid is not None else 'not running'}; the run was first started {age} ago")
     for machine in known.machines:
-        print(f"  {machine.id}: {machine.state}{f'; {machine.why}' if machine.why else ''}")
+        may = f"; {describe(machine)}" if machine in known.left else ""
+        print(f"  {machine.id}: {machine.state}{f'; {machine.why}' if machine.why else ''}{may}")

@@ -16,6 +16,8 @@ WAIT, RESUME, RESTART, REPLACE, FINISH = "wait", "resume", "restart", "replace",
 
 # A machine that stops again and again before a worker is seen on it is no good.
 _RESUMES = 2
+# Looks in a row at which a machine is said to be gone: a provider's list may be behind, its answer wrong.
+SIGHTS = 2
 
 _OUTCOMES = {OUT_OF_BUDGET: "out-of-budget", STEP_FAILED: "failed", CONFIG: "configuration"}
 _AT_WORK = ("active", "activating", "reloading", "deactivating", "refreshing")
@@ -33,6 +35,9 @@ class Look(NamedTuple):
     spend: float | None = None  # what the run has spent in all
     why: str = ""  # the worker's own last words, if it ended with that status
     checkpoint: bool = False  # there is one to be copied
+    run: str = ""  # the run that all this is about, "" if the machine did not say
+    foreign: str = ""  # the other run that it is about: then it says nothing of ours (see `believe`)
+    holder: str = ""  # the other supervision that has the machine; nothing else is known then
 
 
 class Seen(NamedTuple):
@@ -68,16 +73,27 @@ class Verdict(NamedTuple):
     outcome: str = ""  # with FINISH
 
 
+def believe(look: Look, run: str) -> Look:
+    """Return what of a look is to be believed: the status of another run, or of none, says nothing of this one."""
+    if look.run == run:
+        return look
+    return look._replace(status="", sign_age=None, steps={}, spend=None, foreign=look.run)
+
+
 def judge(machine: Machine, seen: Seen, limits: Limits, now: Moment) -> Verdict:
     """Decide about the machine that has the run."""
     if seen.look is None:
         return _unanswered(machine, seen.state, limits)
     look = seen.look
-    machine = _remember(machine._replace(unanswered=0), look, limits, now)
+    if look.holder:
+        return Verdict(REPLACE, f"the supervision '{look.holder}' has it by now", machine)
+    machine = _remember(machine._replace(unanswered=0, absent=0), look, limits, now)
     ended = look.worker != "active" and look.unit not in _AT_WORK
     outcome = _outcome(look) if ended else ""
     if outcome:
         return Verdict(FINISH, _how(look), machine, outcome)
+    if look.foreign and look.worker == "active":
+        return Verdict(REPLACE, f"its worker is at work on the run '{look.foreign}'", machine)
     if machine.made.until(now) > limits.age:
         return Verdict(REPLACE, f"its time of {show(limits.age)} is over", machine)
     if ended:
@@ -101,21 +117,23 @@ def spent(budget: Budget, known: Record, now: Moment) -> str:
 
 
 def _unanswered(machine: Machine, state: str, limits: Limits) -> Verdict:
-    if state == ABSENT:
-        return Verdict(REPLACE, "it is gone", machine)
+    machine = machine._replace(absent=machine.absent + 1 if state == ABSENT else 0)
+    if machine.absent >= SIGHTS:
+        return Verdict(REPLACE, "it is gone", machine._replace(unanswered=machine.unanswered + 1))
     if state == STOPPED:
         if machine.resumes < _RESUMES:
             return Verdict(RESUME, "it is stopped", machine._replace(resumes=machine.resumes + 1, unanswered=0))
         return Verdict(REPLACE, f"it is stopped again, after {_RESUMES} times", machine)
     machine = machine._replace(unanswered=machine.unanswered + 1)
-    if machine.unanswered < limits.unanswered:
-        return Verdict(WAIT, "it does not answer", machine)
+    if machine.unanswered < max(limits.unanswered, SIGHTS if machine.absent else 0):
+        why = "it is said to be gone" if machine.absent else "it does not answer"
+        return Verdict(WAIT, why, machine)
     return Verdict(REPLACE, f"it has not answered {plural.of(machine.unanswered, 'time')}", machine)
 
 
 def _remember(machine: Machine, look: Look, limits: Limits, now: Moment) -> Machine:
     """Note what speaks for the machine: a worker at work forgives stops, a step done forgives restarts."""
-    if look.worker == "active" and (look.sign_age or 0.0) <= limits.stale:
+    if look.worker == "active" and not look.foreign and (look.sign_age or 0.0) <= limits.stale:
         machine = machine._replace(well=now, resumes=0)
     done = look.steps.get("done", machine.done)
     if done > machine.done:
@@ -133,7 +151,8 @@ def _restart(machine: Machine, why: str, look: Look, limits: Limits) -> Verdict:
 def _outcome(look: Look) -> str:
     """Return how the run has ended for good, or "" if starting again is the answer."""
     if look.unit == "failed":
-        return _OUTCOMES.get(look.exit, "")
+        # A wrong list is wrong whatever run was there before; other ends are those of the run that the status is of.
+        return _OUTCOMES.get(look.exit, "") if look.exit == CONFIG or not look.foreign else ""
     if look.worker == "silent":
         return ""
     return look.status if look.status in ("done", "failed", "out-of-budget") else ""
@@ -142,4 +161,6 @@ def _outcome(look: Look) -> str:
 def _how(look: Look) -> str:
     if look.unit == "failed":
         return f"exit status {look.exit}{f': {look.why}' if look.why else ''}"
+    if look.foreign:
+        return f"what is there is the run '{look.foreign}'"
     return look.status or f"unit {look.unit or 'unknown'}"

@@ -1,6 +1,6 @@
 """A machine's life under the supervisor, from its name to its rest: one turn is one thing done about it.
 
-    creating -> preparing -> starting -> working -> leaving -> gone, paused or left
+    creating -> preparing -> starting -> working -> leaving -> gone, paused, taken or left
 
 Every turn starts from the record, so it makes no difference whether this process or one before it made the last one.
 """
@@ -12,20 +12,25 @@ from collections.abc import Callable
 from worker import clock, plural
 from worker.errors import quote
 from worker.journal import ERROR, NOTICE, WARNING
-from worker.supervise import copy, judge, parcel, record, remote
+from worker.supervise import copy, judge, parcel, record, remote, rest, teller
 from worker.supervise.book import Book
 from worker.supervise.copier import Copier
 from worker.supervise.judge import Look, Seen, Verdict
 from worker.supervise.parcel import Item
 from worker.supervise.provider import Hand
 from worker.supervise.record import Machine, moment
+from worker.supervise.remote import Reply
+from worker.supervise.rest import Watch
 from worker.supervise.sandbox import Sandbox
+from worker.supervise.teller import Teller
 from worker.timespan import show
 
 BACK_OFF_MAX = 600.0
 _SOON = 0.5  # until a machine that boots is asked again
 _SETTLED = 20.0  # until one that was resumed is no longer said to be stopped
-_FAULTS = 3  # times that a machine may fail to take what it needs
+_FAULTS = 3  # times that a machine may fail to do what it is told; a provider's "not so often" is none of its faults
+_MADE = 3  # tries at making one before somebody is told
+_FRUITLESS = "fruitless"
 # A word for commands of any kind, and no option of theirs.
 _ID = re.compile(r"[!-,.-~][!-~]{0,254}")
 
@@ -33,16 +38,23 @@ _ID = re.compile(r"[!-,.-~][!-~]{0,254}")
 class Life:
     """What is done about the machine that has the run; `turn` returns how long to wait before the next one."""
 
-    def __init__(self, sandbox: Sandbox, given: tuple[Item, ...], hand: Hand, copier: Copier, book: Book) -> None:
+    def __init__(
+        self, sandbox: Sandbox, given: tuple[Item, ...], hand: Hand, copier: Copier, book: Book, watch: Watch,
+        tell: Teller,
+    ) -> None:  # fmt: skip
         self._sandbox = sandbox
-        self._files = [(item.there, item.here) for item in given]
+        self._files = parcel.put(given)
         self._marks = parcel.marks(given)
         self._hand = hand
         self._copier = copier
         self._book = book
+        self._watch = watch
+        self._teller = tell
+        self._refusals = 0  # in a row
         self._look_at = -math.inf
         self._to_copy = False  # the machine has a checkpoint by now
         self._not_taken = ""  # why a machine did not take the changed list
+        self._times_not_taken = 0
         self.waiting = ""  # why a machine that boots does not answer yet
         self._turns: dict[str, Callable[[Machine], float]] = {
             record.CREATING: self._create,
@@ -59,19 +71,30 @@ class Life:
         """Take a copy of the checkpoint at once; return whether it is here."""
         return self._copier.take(machine, self._to_copy or machine.progress)
 
+    def fruitless(self, machines: int, delay: float) -> None:
+        """Say that so many machines in a row did no step."""
+        text = f"{machines} machines in a row did no step"
+        self._book.say("waiting", f"{text}; the next in {show(delay)}", ERROR)
+        self._teller.tell(teller.NO_MACHINE, text, _FRUITLESS)
+
     def end(self, outcome: str, why: str) -> float:
         """Note how the supervision ends; what is left to do about that comes with the next turn."""
         self._book.note(self._book.known._replace(outcome=outcome, why=why))
         return 0.0
 
     def _create(self, machine: Machine) -> float:
-        self._recover()
+        self._watch.round()  # what was left, and answers by now, is stopped before there is another worker
         state = judge.ABSENT
         if machine.begun:
-            state = self._hand.state(machine)
+            state, machine = rest.ask(self._hand, machine)
+            if state == judge.UNSURE:
+                return self._not_created(machine, "whether it has been made is not known: 'state' does not say")
+            if state == judge.ABSENT and machine.absent < judge.SIGHTS:
+                self._book.put(machine)
+                return self._sandbox.poll
         elif not self._book.put(machine._replace(begun=True), must=True):
             return self._sandbox.poll  # what is not written down is not made
-        machine = machine._replace(begun=True)
+        machine = machine._replace(begun=True, absent=0)
         if state in (judge.RUNNING, judge.STOPPED):
             self._book.say("machine-made", f"{machine.name}: it had been made; going on with it", NOTICE, machine)
             if state == judge.STOPPED:
@@ -80,7 +103,7 @@ class Life:
             answer = self._hand.do("create", machine)
             if not answer.ok:
                 return self._not_created(machine, answer.fault())
-            found = (answer.output.split() or [machine.name])[-1]
+            found = _id(answer.output) or machine.name
             if not _ID.fullmatch(found):
                 return self._not_created(machine, f"its id cannot be {quote(found)}")
             machine = machine._replace(id=found)
@@ -90,29 +113,40 @@ class Life:
         self._book.put(machine)
         return 0.0
 
-    def _recover(self) -> None:
-        """Take back those that could not be reached when they were given up, before there is another worker.
-
-        If it was this machine that had no network, they have gone on meanwhile.
-        """
-        for machine in self._book.known.machines:
-            if machine.state == record.LEFT and not remote.knock(self._hand, machine):
-                stopped = remote.stop(self._hand, machine)
-                self.copy(machine)
-                if self._hand.do("pause", machine).ok or stopped:
-                    self._book.say("state", f"{machine.name}: it answers again; it is stopped now", NOTICE, machine)
-                    self._book.put(machine._replace(state=record.PAUSED))
-
     def _not_created(self, machine: Machine, fault: str) -> float:
         delay = min(BACK_OFF_MAX, self._sandbox.poll * 2.0 ** min(machine.faults, 20))
         why = f"could not be made: {fault}"
-        self._book.put(machine._replace(faults=machine.faults + 1, why=why))
+        machine = machine._replace(faults=machine.faults + 1, why=why)
+        self._book.put(machine)
         self._book.say("warning", f"{machine.name}: {why}; again in {show(delay)}", WARNING, machine)
+        if machine.faults >= _MADE:
+            self._teller.tell(teller.NO_MACHINE, f"{machine.name}: {why}")
         return delay
+
+    def _refused(self, machine: Machine, fault: str) -> float:
+        """Let the provider have a rest that wants to be asked less often; return how long."""
+        delay = min(BACK_OFF_MAX, self._sandbox.poll * 2.0 ** min(self._refusals, 20))
+        if not self._refusals:
+            text = f"{machine.name}: the provider does not want to be asked so often: {fault}; waiting"
+            self._book.say("warning", text, WARNING, machine)
+        self._refusals += 1
+        if self._refusals >= teller.TIMES:
+            self._teller.tell(teller.NO_MACHINE, f"{machine.name}: its provider refuses to be asked: {fault}", "asked")
+        return delay
+
+    def _answered(self) -> None:
+        if self._refusals:
+            self._refusals = 0
+            self._teller.over(teller.NO_MACHINE, "asked")
 
     def _prepare(self, machine: Machine) -> float:
         if machine.awaited is not None:
-            self.waiting = remote.knock(self._hand, machine)
+            reply = remote.knock(self._hand, machine)
+            self.waiting = reply.fault
+            if reply.holder:
+                return self._give_up(machine, reply.fault)
+            if reply.refused:
+                return self._refused(machine, reply.fault)
             if self.waiting and machine.awaited.until(moment()) <= self._sandbox.boot:
                 return _SOON
             if self.waiting:
@@ -123,41 +157,63 @@ class Life:
         path = copy.path(self._book.root) if found is not None else None
         machine = self._promise(machine)
         dropped = parcel.dropped(machine.given, self._marks)
-        fault = remote.prepare(self._hand, machine, self._sandbox.setup, self._files, dropped, path)
-        if fault:
-            why = f"cannot be prepared: {fault}"
-            machine = machine._replace(faults=machine.faults + 1, why=why)
-            if machine.faults >= _FAULTS:
-                return self._give_up(machine, f"it {why}")
-            self._book.put(machine)
-            self._book.say("warning", f"{machine.name}: {why}; trying again", WARNING, machine)
-            return self._sandbox.poll
+        reply = remote.prepare(self._hand, machine, self._sandbox.setup, self._files, dropped, path)
+        if not reply.ok:
+            return self._not_prepared(machine, reply)
+        self._answered()
         ready = machine._replace(
-            state=record.STARTING, extended=moment(), done=copy.done(found), given=self._marks, why=""
+            state=record.STARTING, extended=moment(), done=copy.done(found), given=self._marks, why="", faults=0
         )
         known = self._book.known.put(ready)
         if machine.number > 1 and not self._sandbox.shared:
             # What was spent after the copy is spent, though the worker that goes on from it knows nothing of it.
             lost = max(0.0, known.spend - copy.spend(found))
             known = known._replace(spend=known.spend - lost, spend_lost=known.spend_lost + lost)
-        self._hand.do("extend", machine)
+        self._extend(machine)
         return 0.0 if self._book.note(known, must=True) else self._sandbox.poll
+
+    def _not_prepared(self, machine: Machine, reply: Reply) -> float:
+        if reply.holder:
+            return self._give_up(machine, reply.fault)
+        why = f"cannot be prepared: {reply.fault}"
+        machine = machine._replace(faults=machine.faults + (not reply.refused), why=why)
+        if machine.faults >= _FAULTS:
+            return self._give_up(machine, f"it {why}")
+        self._book.put(machine)
+        if reply.refused:
+            return self._refused(machine, reply.fault)
+        self._book.say("warning", f"{machine.name}: {why}; trying again", WARNING, machine)
+        return self._sandbox.poll
 
     def _start(self, machine: Machine) -> float:
         """Have the worker started; from here on no state is put on the machine any more."""
         changed = machine.given != self._marks
+        reply = Reply()
         if changed:
             machine = self._promise(machine)
-        if (changed and not self._renew(machine)) or not remote.start(self._hand, machine, reload=changed):
+            reply = self._renew(machine)
+        if reply.ok:
+            reply = remote.start(self._hand, machine, reload=changed)
+        if reply.holder:
+            return self._give_up(machine, reply.fault)
+        if not reply.ok:
+            state = self._hand.state(machine)
+            if reply.refused and state != judge.STOPPED:
+                return self._refused(machine, reply.fault)
             self._look_at = clock.monotonic() + self._sandbox.poll
-            return self._act(machine, self._judge(machine, Seen(None, self._hand.state(machine))), None)
+            return self._act(machine, self._judge(machine, Seen(None, state)), None)
+        self._answered()
         steps = self._book.known.steps
         done = (
             f"{steps['done']} of {plural.of(steps['total'], 'step')} done" if steps.get("total") else "no step done yet"
         )
         self._book.say("machine-started", f"{machine.name}: the run goes on there; {done}", NOTICE, machine)
-        fresh = machine._replace(state=record.WORKING, well=moment(), unanswered=0, awaited=None, given=self._marks)
+        fresh = machine._replace(
+            state=record.WORKING, well=moment(), unanswered=0, absent=0, awaited=None, faults=0, given=self._marks
+        )
         self._book.put(fresh)
+        self._teller.over(teller.NO_MACHINE)
+        self._teller.over(teller.LEFT, machine.name)
         self._look_at = clock.monotonic() + _SOON
         self._copier.drop()
         self._to_copy = False
@@ -169,10 +225,11 @@ class Life:
         self._book.put(machine)
         return machine
 
-    def _renew(self, machine: Machine) -> bool:
-        """Put the list as it is now in the place of what the machine was given; return whether it is there."""
-        fault = remote.renew(self._hand, machine, self._files, parcel.dropped(machine.given, self._marks))
-        return self._taken(machine, fault)
+    def _renew(self, machine: Machine) -> Reply:
+        """Put the list as it is now in the place of what the machine was given."""
+        reply = remote.renew(self._hand, machine, self._files, parcel.dropped(machine.given, self._marks))
+        self._taken(machine, reply.fault)
+        return reply
 
     def _taken(self, machine: Machine, fault: str) -> bool:
         """Say why the machine has not taken the changed list, once; return whether it has."""
@@ -180,38 +237,67 @@ class Life:
             text = f"{machine.name}: the changed list cannot be put there: {fault}; trying again"
             self._book.say("warning", text, WARNING, machine)
         self._not_taken = fault
+        self._times_not_taken = self._times_not_taken + 1 if fault else 0
+        if self._times_not_taken >= teller.TIMES:
+            self._teller.tell(teller.NO_LIST, f"{machine.name}: the changed list cannot be put there: {fault}")
+        elif not fault:
+            self._teller.over(teller.NO_LIST)
         return not fault
 
     def _work(self, machine: Machine) -> float:
         if clock.monotonic() >= self._look_at:
-            look = remote.look(self._hand, machine)
+            look, reply = remote.look(self._hand, machine)
+            look = judge.believe(look, self._sandbox.run) if look is not None else None
             state = judge.RUNNING if look is not None else self._hand.state(machine)
             self._look_at = clock.monotonic() + self._sandbox.poll
-            behind = machine.given != self._marks
-            if look is not None and behind:
-                machine = self._promise(machine)
-                if self._hand_over(machine):
-                    return _SOON
-            verdict = self._judge(machine, Seen(look, state))
-            if verdict.action == judge.FINISH and behind:
-                return self._not_handed_over(machine, verdict.why)
-            wait = self._act(machine, verdict, look)
-            if verdict.action != judge.WAIT or look is None:
-                return wait
-            machine = self._book.known.machine or verdict.machine
-            self._to_copy = look.checkpoint or look.steps.get("done", 0) > 0
+            if reply.refused and state != judge.STOPPED:
+                self._look_at = clock.monotonic() + self._refused(machine, reply.fault)
+            else:
+                wait = self._looked(machine, look, state)
+                if wait is not None:
+                    return wait
+                machine = self._book.known.machine or machine
         # In the same turn as a look, so that looks which take long do not crowd it out.
         copy_at = self._copier.tend(machine, self._to_copy)
+        self._tell_of_copies(machine)
         extended = machine.extended or machine.made
         if self._hand.offers("extend") and extended.until(moment()) >= self._sandbox.extend_every:
             self._extend(machine)
+            self._book.put(machine._replace(extended=moment()))
         return max(0.0, min(self._look_at, copy_at) - clock.monotonic())
+
+    def _looked(self, machine: Machine, look: Look | None, state: str) -> float | None:
+        """Do what a look asks for; return how long to wait then, None if there is nothing but to go on."""
+        behind = machine.given != self._marks
+        if look is not None:
+            self._answered()
+            if behind and not look.holder:
+                machine = self._promise(machine)
+                if self._hand_over(machine):
+                    return _SOON
+        verdict = self._judge(machine, Seen(look, state))
+        if verdict.action == judge.FINISH and behind:
+            return self._not_handed_over(machine, verdict.why)
+        wait = self._act(machine, verdict, look)
+        if verdict.action != judge.WAIT or look is None:
+            return wait
+        self._to_copy = look.checkpoint or look.steps.get("done", 0) > 0
+        if verdict.machine.progress:
+            self._teller.over(teller.NO_MACHINE, _FRUITLESS)
+        return None
+
+    def _tell_of_copies(self, machine: Machine) -> None:
+        if self._copier.failures >= teller.TIMES:
+            cause = f"{machine.name}: the checkpoint cannot be copied: {self._copier.fault}"
+            self._teller.tell(teller.NO_COPY, cause)
+        elif not self._copier.failures:
+            self._teller.over(teller.NO_COPY)
 
     def _hand_over(self, machine: Machine) -> bool:
         """Have a machine at work take a changed list, before anything is decided by what came of the old one."""
-        if not self._renew(machine):
+        if not self._renew(machine).ok:
             return False
-        if not remote.start(self._hand, machine, reload=True):
+        if not remote.start(self._hand, machine, reload=True).ok:
             return self._taken(machine, "it does not do what it is told")
         text = f"{machine.name}: the changed list is there, and its worker reads it"
         self._book.say("reloaded", text, NOTICE, machine)
@@ -254,23 +340,49 @@ class Life:
         if verdict.action == judge.RESUME:
             return self._resume(machine, verdict.why)
         assert look is not None
-        self._book.say("machine-restarted", f"{machine.name}: {verdict.why}; starting it again there", WARNING, machine)
-        if not remote.start_again(self._hand, machine, look):
-            return self._give_up(machine._replace(unanswered=1), f"{verdict.why}, and it cannot be started again there")
-        self._book.put(machine._replace(well=moment()))
+        return self._restart(machine, verdict.why, look)
+
+    def _restart(self, machine: Machine, why: str, look: Look) -> float:
+        self._book.say("machine-restarted", f"{machine.name}: {why}; starting it again there", WARNING, machine)
+        reply = remote.start_again(self._hand, machine, look)
+        if reply.holder:
+            return self._give_up(machine, reply.fault)
+        if not reply.ok:
+            wait = self._failed(machine._replace(restarts=machine.restarts - 1), reply.refused, reply.fault)
+            if wait is None:
+                text = f"{why}, and it cannot be started again there: {reply.fault}"
+                return self._give_up(machine._replace(unanswered=1), text)
+            return wait
+        self._book.put(machine._replace(well=moment(), faults=0))
         self._look_at = clock.monotonic() + _SOON
         return _SOON
+
+    def _failed(self, machine: Machine, refused: bool, fault: str) -> float | None:
+        """Try again what a machine was told in vain: return how long to wait, None if that was often enough."""
+        machine = machine._replace(faults=machine.faults + (not refused))
+        if machine.faults >= _FAULTS:
+            return None
+        self._book.put(machine)
+        wait = self._refused(machine, fault) if refused else self._sandbox.poll
+        self._look_at = clock.monotonic() + wait
+        return wait
 
     def _resume(self, machine: Machine, why: str) -> float:
         self._book.say("machine-resumed", f"{machine.name}: {why}; resuming it", WARNING, machine)
         self._copier.drop()
+        if not self._hand.offers("resume"):
+            return self._give_up(machine, f"{why}, and it cannot be resumed: the provider has no 'resume'")
         answer = self._hand.do("resume", machine)
-        if not self._hand.offers("resume") or not answer.ok:
-            fault = answer.fault() if self._hand.offers("resume") else "the provider has no 'resume'"
-            return self._give_up(machine, f"{why}, and it cannot be resumed: {fault}")
-        self._hand.do("extend", machine)
+        if not answer.ok:
+            text = f"{machine.name}: it cannot be resumed: {answer.fault()}"
+            wait = self._failed(machine._replace(resumes=machine.resumes - 1), answer.refused, answer.fault())
+            if wait is None:
+                return self._give_up(machine, f"{why}, and it cannot be resumed: {answer.fault()}")
+            self._book.say("warning", f"{text}; trying again", WARNING, machine)
+            return wait
+        self._extend(machine)
         now = moment()
-        self._book.put(machine._replace(well=now, awaited=now, extended=now))
+        self._book.put(machine._replace(well=now, awaited=now, extended=now, faults=0))
         self._look_at = clock.monotonic()
         return 0.0
 
@@ -278,7 +390,6 @@ class Life:
         answer = self._hand.do("extend", machine)
         if not answer.ok:
             self._book.say("warning", f"{machine.name}: cannot be extended: {answer.fault()}", WARNING, machine)
-        self._book.put(machine._replace(extended=moment()))
 
     def _give_up(self, machine: Machine, why: str) -> float:
         self._book.say("machine-left", f"{machine.name}: {why}; the run goes on elsewhere", ERROR, machine)
@@ -288,35 +399,42 @@ class Life:
 
     def _leave(self, machine: Machine) -> float:
         """See to it that the machine does not work on beside the next one."""
-        state = self._hand.state(machine)
-        if state in (judge.ABSENT, judge.STOPPED):
-            return self._left(machine, record.GONE if state == judge.ABSENT else record.PAUSED)
-        stopped = False
-        if not machine.unanswered and machine.fence is None:
-            stopped = remote.stop(self._hand, machine)
-            self.copy(machine)
-        paused = self._hand.offers("pause") and self._hand.do("pause", machine).ok
-        if paused or (stopped and not self._hand.offers("pause")):
-            return self._left(machine, record.PAUSED)
-        if machine.unanswered and not remote.knock(self._hand, machine):
-            self._book.say("machine-started", f"{machine.name}: it answers again; going on there", NOTICE, machine)
-            back = machine._replace(state=record.WORKING, unanswered=0, why="", fence=None, well=moment())
-            self._book.put(back)
+        answers = None
+        if machine.unanswered:  # given up for its silence: one that can be asked again is well
+            answers = remote.knock(self._hand, machine).ok
+            if answers:
+                self._book.say("machine-started", f"{machine.name}: it answers again; going on there", NOTICE, machine)
+                back = machine._replace(state=record.WORKING, unanswered=0, absent=0, why="", fence=None)
+                self._book.put(back._replace(well=moment()))
+                return 0.0
+        rested = rest.put_down(self._hand, machine, self.copy, answers)
+        machine = rested.machine
+        if rested.state:
+            self._book.put(machine._replace(state=rested.state, fence=None))
+            return 0.0
+        if machine.quiet:
+            text = f"{machine.name}: {rest.describe(machine)}: {rested.fault}; trying that again beside the next one"
+            self._book.say("warning", text, WARNING, machine)
+            self._watch.left(machine, rested.fault)
             return 0.0
         now = moment()
         if machine.fence is None:
             machine = machine._replace(fence=now)
             text = f"{machine.name}: can be neither reached nor paused, so its worker may be at work; waiting "
             self._book.say("waiting", f"{text}{show(self._sandbox.fence)} before the next machine", ERROR, machine)
-            self._book.put(machine)
+        self._book.put(machine)
         assert machine.fence is not None
         left = self._sandbox.fence - machine.fence.until(now)
         if left > 0:
             return min(left, self._sandbox.poll)
         text = f"{machine.name}: still neither reached nor paused; going on all the same: end it by hand"
         self._book.say("warning", text, ERROR, machine)
-        return self._left(machine, record.LEFT)
-
-    def _left(self, machine: Machine, state: str) -> float:
-        self._book.put(machine._replace(state=state, fence=None))
+        self._watch.left(machine, rested.fault)
         return 0.0
+
+
+def _id(output: str) -> str:
+    """Return the id that `create` has printed: the last line of one word, as others may be said to somebody else."""
+    words = [line.split() for line in output.splitlines()]
+    single = [line[0] for line in words if len(line) == 1]
+    return single[-1] if single else (output.split() or [""])[-1]

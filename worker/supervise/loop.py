@@ -1,27 +1,28 @@
-"""The supervisor's loop: budgets, the next machine, a turn of its life (life.py), and the end.
+"""The supervisor's loop: budgets, the next machine, a turn of its life (life.py), and the end (ending.py).
 
 One thread.  systemd is pinged from here alone: while a provider's command that is waited for is within its time limit,
 and from waits that have an end.  Every turn starts from the record, so it makes no difference whether this process or
 one before it made the last one.
 """
 
-from worker import alert, clock, plural
+from worker import alert, clock
 from worker.errors import CONFIG, OK, OUT_OF_BUDGET, STEP_FAILED
-from worker.journal import ERROR, INFO, NOTICE, WARNING
-from worker.supervise import judge, parcel, record, remote
+from worker.journal import INFO
+from worker.supervise import judge, parcel, record
 from worker.supervise.book import Book
 from worker.supervise.clockwork import Clockwork
 from worker.supervise.copier import Copier
+from worker.supervise.ending import Ending
 from worker.supervise.life import BACK_OFF_MAX, Life
 from worker.supervise.parcel import Item
 from worker.supervise.provider import Hand
 from worker.supervise.record import moment
+from worker.supervise.rest import Watch
 from worker.supervise.sandbox import Sandbox
+from worker.supervise.teller import Teller
 from worker.systemd import Notifier
-from worker.timespan import show
 
 EXIT = {"done": OK, "failed": STEP_FAILED, "out-of-budget": OUT_OF_BUDGET, "configuration": CONFIG}
-_LAST_TRIES = 5  # at what is to be had at the end
 
 
 class Supervisor:
@@ -29,7 +30,7 @@ class Supervisor:
 
     def __init__(
         self, sandbox: Sandbox, given: tuple[Item, ...], hand: Hand, copier: Copier, book: Book, clockwork: Clockwork,
-        notifier: Notifier,
+        notifier: Notifier, tell: Teller,
     ) -> None:  # fmt: skip
         self._sandbox = sandbox
         self._given = parcel.marks(given)
@@ -37,8 +38,9 @@ class Supervisor:
         self._book = book
         self._clockwork = clockwork
         self._notifier = notifier
-        self._life = Life(sandbox, given, hand, copier, book)
-        self._last_tries = 0
+        self._watch = Watch(hand, book, tell, sandbox.poll, lambda machine: copier.take(machine, there=True))
+        self._life = Life(sandbox, given, hand, copier, book, self._watch, tell)
+        self._ending = Ending(sandbox, hand, book, self._watch, tell, self._life.copy)
 
     def work(self) -> int | None:
         """Keep the run alive until it has ended or a budget is spent; return the exit status.
@@ -65,7 +67,8 @@ class Supervisor:
         """Do what is next; return how long to wait before the next turn."""
         known = self._book.known
         if known.outcome is not None:
-            return self._conclude()
+            return self._ending.turn()
+        self._watch.tend()
         spent = self._spent()
         if spent:
             return self._life.end("out-of-budget", spent)
@@ -80,35 +83,9 @@ class Supervisor:
             fruitless += 1
         if fruitless > 1:  # something is wrong that a new machine does not mend
             delay = min(BACK_OFF_MAX, self._sandbox.poll * 2.0 ** min(fruitless - 2, 20))
-            self._book.say("waiting", f"{fruitless} machines in a row did no step; the next in {show(delay)}", ERROR)
+            self._life.fruitless(fruitless, delay)
             self._clockwork.wait(delay)
         self._book.note(self._book.known.add(moment()))
-        return 0.0
-
-    def _conclude(self) -> float:
-        """Take what is to be had from the last machine, and let it rest."""
-        known, machine = self._book.known, self._book.known.machine
-        if machine is not None:
-            if known.outcome == "out-of-budget" and machine.state != record.CREATING:
-                remote.stop(self._hand, machine)
-            copied = machine.state not in (record.WORKING, record.LEAVING) or self._life.copy(machine)
-            results = self._sandbox.results if known.outcome == "done" else ()
-            faults = list(remote.fetch(self._hand, machine, results))
-            if known.outcome == "done" and (faults or not copied):  # it is all there, and worth another try
-                self._last_tries += 1
-                if self._last_tries < _LAST_TRIES:
-                    return self._sandbox.poll
-            for fault in faults:
-                self._book.say("warning", f"{machine.name}: {fault}", ERROR, machine)
-            if not (known.outcome == "done" and self._sandbox.keep) and not self._hand.do("pause", machine).ok:
-                text = f"{machine.name}: cannot be paused; see to it yourself"
-                self._book.say("warning", text, WARNING, machine)
-            known = known.put(machine._replace(state=record.PAUSED, why=str(known.outcome)))
-        if not self._book.note(known._replace(concluded=True), must=True):
-            return self._sandbox.poll
-        machines = plural.of(len(known.machines), "machine")
-        text = f"{known.run}: {known.outcome} ({known.why}); {machines} in {show(self._took())}"
-        self._book.say("supervision-ended", text, NOTICE if known.outcome == "done" else ERROR)
         return 0.0
 
     def _revive(self) -> None:
@@ -121,15 +98,17 @@ class Supervisor:
         if self.rests():
             why = self._spent() if known.outcome == "out-of-budget" else known.why
             self._book.say("nothing-to-do", f"{known.run}: {known.outcome} ({why})", INFO)
+            self._watch.round()
             return
         alert.forget_told(self._book.root)
         known = known._replace(outcome=None, concluded=False, why="")
         last = known.machines[-1] if known.machines else None
-        if last is not None and last.state == record.PAUSED and last.why in EXIT:
+        if last is not None and last.state in (record.PAUSED, record.KEPT, record.LEFT) and last.why in EXIT:
             now = moment()
             # One that has been extended has had what it needs; another one would begin the run anew.
             state = record.STARTING if last.extended is not None else record.CREATING
             fresh = last._replace(state=state, why="", well=now, restarts=0, resumes=0, unanswered=0)
+            fresh = fresh._replace(absent=0, quiet=False, faults=0, fence=None)
             known = known.put(fresh)
         self._book.known = known
 
@@ -143,9 +122,6 @@ class Supervisor:
 
     def _spent(self) -> str:
         return judge.spent(self._sandbox.budget, self._book.known, moment())
-
-    def _took(self) -> float:
-        return self._book.known.started.until(moment())
 
     def _summary(self) -> str:
         steps, machine = self._book.known.steps, self._book.known.machine

@@ -29,11 +29,19 @@ def pack(root: str, sandbox: Sandbox) -> tuple[Item, ...]:
     """Return what a machine is to be given.  Raises StateError for what cannot be read."""
     try:
         listed = [_kept(root, there, here) for there, here in _list(sandbox)]
-        others = [Item(there, here, _digest(here)) for there, here in sandbox.files]
+        others = [Item(there, here, remote.digest_of(here)) for there, here in sandbox.files]
     except OSError as exc:
         raise StateError(f"{exc.filename}: cannot be read: {exc.strerror}") from exc
     _tidy(root, {item.here for item in listed})
     return (*listed, *others)
+
+
+def put(parcel: Iterable[Item]) -> list[tuple[str, str, str]]:
+    """Return what is put on machines, each with its digest if it must be what was checked.
+
+    Another file, a token that is renewed each hour say, goes there as it is when it goes.
+    """
+    return [(item.there, item.here, item.digest if _listed(item.there) else "") for item in parcel]
 
 
 def marks(parcel: Iterable[Item]) -> Marks:
@@ -43,7 +51,11 @@ def marks(parcel: Iterable[Item]) -> Marks:
 
 def of_list(given: Marks) -> Marks:
     """Return those that are of the list."""
-    return tuple(mark for mark in given if mark[0] == remote.CONFIG or mark[0].startswith(_drop_ins()))
+    return tuple(mark for mark in given if _listed(mark[0]))
+
+
+def _listed(there: str) -> bool:
+    return there == remote.CONFIG or there.startswith(_drop_ins())
 
 
 def promised(before: Marks, now: Marks) -> Marks:
@@ -82,11 +94,6 @@ def _kept(root: str, there: str, here: str) -> Item:
     except OSError:
         kept = here
     return Item(there, kept, digest)
-
-
-def _digest(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _tidy(root: str, wanted: set[str]) -> None:

@@ -1,15 +1,19 @@
 """A provider of machines: commands with a time limit each, and what stands for what in them.
 
-    state    prints running, stopped or gone; anything else, or a failure, is "unknown"
+    state    prints running, stopped or gone in a line of its own; anything else, or a failure, is "unknown".  Gone is
+             a machine of which its provider says, by name, that there is none; also one that was never made.  Who
+             cannot be asked does not know
     create   makes machine {name}, or takes the one of that name that is there: it may be run again after it, or
-             the supervisor, was killed.  What it prints last is the machine's id; its name if it prints nothing
+             the supervisor, was killed, but not while `state` is unknown.  The last line of one word that it prints is
+             the machine's id; its name if it prints nothing
     exec     runs a program there: `sh` is added to it, which gets a script on standard input; or the script
              stands where {script} stands
     put get  copy {local} to {remote} and back, as the machine's root would; one `get` may run beside other commands
     resume   starts a stopped machine again; extend: lets it live longer; pause: stops it, with its disk kept
 
 A list is a program and its arguments, in which {id} stands for the id; text is for /bin/sh, which finds it in $id.
-The other words are in PLACES; a variable BASE is {BASE} and $BASE.
+The other words are in PLACES; a variable BASE is {BASE} and $BASE.  The time limits of `put` and `get` grow with what
+is to be copied.
 """
 
 import os
@@ -37,6 +41,7 @@ TIMEOUTS = {
     "extend": 60.0,
     "pause": 60.0,
 }
+_RATE = 50_000.0  # bytes a second, the least that a line is to carry
 PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # The supervisor's own line to systemd is no provider's business.
 _OURS = re.compile(
@@ -64,7 +69,9 @@ class Provider(NamedTuple):
 class Hand:
     """A provider's commands at work; whatever they do, each call ends in time and raises nothing."""
 
-    def __init__(self, provider: Provider, runner: Runner, environ: Mapping[str, str]) -> None:
+    def __init__(self, provider: Provider, runner: Runner, environ: Mapping[str, str], most: int = 2**28) -> None:
+        """`most`: how many bytes a file may have that is got from a machine."""
+        self._most = most
         self._provider = provider
         self._runner = runner
         self._env = passed_on(environ)
@@ -72,25 +79,48 @@ class Hand:
     def state(self, machine: Machine) -> str:
         """Return what the provider says of the machine."""
         answer = self._run("state", machine)
-        words = answer.output.split() if answer.ok else []
-        return words[-1] if words and words[-1] in (RUNNING, STOPPED, ABSENT) else UNSURE
+        lines = [line.strip() for line in answer.output.splitlines() if line.strip()] if answer.ok else []
+        said = {line for line in lines if line in (RUNNING, STOPPED, ABSENT)}
+        if said:
+            return said.pop() if len(said) == 1 else UNSURE
+        last = lines[-1].split()[-1] if lines else ""
+        return last if last in (RUNNING, STOPPED) else UNSURE
 
     def script(self, machine: Machine, script: str, timeout: str = "exec") -> Answer:
         """Return how a script for sh ended on the machine."""
         return self._run("exec", machine, timeout, script=script)
 
-    def put(self, machine: Machine, local: str, remote: str) -> Answer:
-        return self._run("put", machine, local=local, remote=remote)
+    def script_beside(
+        self, machine: Machine, script: str, runner: Runner, events: Events, then: Callable[[], object]
+    ) -> Running:
+        """Begin to run a script on the machine, as `get_beside` does."""
+        argv, env = self._words("exec", machine, script=script)
+        return runner.start(argv, env, self._provider.timeouts["exec"], script, events, then)
 
-    def get(self, machine: Machine, remote: str, local: str) -> Answer:
-        return self._run("get", machine, local=local, remote=remote)
+    def put(self, machine: Machine, local: str, remote: str) -> Answer:
+        try:
+            size = os.stat(local).st_size
+        except OSError:
+            size = 0  # the command says what is wrong with it
+        return self._run("put", machine, size=size, local=local, remote=remote)
+
+    def get(self, machine: Machine, remote: str, local: str, size: int = 0) -> Answer:
+        return self._run("get", machine, size=size, local=local, remote=remote)
 
     def get_beside(
-        self, machine: Machine, remote: str, local: str, runner: Runner, events: Events, then: Callable[[], object]
+        self,
+        machine: Machine,
+        remote: str,
+        local: str,
+        size: int,
+        runner: Runner,
+        events: Events,
+        then: Callable[[], object],
     ) -> Running:
         """Begin to get a file, beside what else is done; `then` is called when the command has ended by itself."""
         argv, env = self._words("get", machine, local=local, remote=remote)
-        return runner.start(argv, env, self._provider.timeouts["get"], "", events, then)
+        limit = self._provider.timeouts["get"] + size / _RATE
+        return runner.start(argv, env, limit, "", events, then, self._most)
 
     def do(self, kind: str, machine: Machine) -> Answer:
         """Return how `create`, `resume`, `extend` or `pause` ended; one that is not offered has nothing to do."""
@@ -99,15 +129,17 @@ class Hand:
     def offers(self, kind: str) -> bool:
         return self._provider.offers(kind)
 
-    def _run(self, kind: str, machine: Machine, timeout: str = "", **words: str) -> Answer:
+    def _run(self, kind: str, machine: Machine, timeout: str = "", size: int = 0, **words: str) -> Answer:
         argv, env = self._words(kind, machine, **words)
-        if kind == "exec" and not _takes_script(self._provider.commands[kind]):
-            argv = [*argv, "sh"]
-        return self._runner.run(argv, env, self._provider.timeouts[timeout or kind], words.get("script", ""))
+        limit = self._provider.timeouts[timeout or kind] + size / _RATE
+        most = self._most if kind == "get" else None
+        return self._runner.run(argv, env, limit, words.get("script", ""), most)
 
     def _words(self, kind: str, machine: Machine, **words: str) -> tuple[list[str], dict[str, str]]:
         places = {"id": machine.id, "name": machine.name, "number": str(machine.number)} | words
-        return fill(self._provider.commands[kind], places, self._provider.variables, self._env)
+        argv, env = fill(self._provider.commands[kind], places, self._provider.variables, self._env)
+        takes_none = kind == "exec" and not _takes_script(self._provider.commands[kind])
+        return ([*argv, "sh"] if takes_none else argv), env
 
 
 def fill(

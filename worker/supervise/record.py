@@ -21,8 +21,10 @@ STARTING = "starting"  # the worker may have been started: nothing may be put in
 WORKING = "working"
 LEAVING = "leaving"  # given up; it must not work on beside the next one
 PAUSED = "paused"  # kept for a look
-GONE = "gone"
-LEFT = "left"  # could be neither paused nor be seen to be gone
+KEPT = "kept"  # left running at the end, as the sandbox wants it
+GONE = "gone"  # said to be, at several looks in a row
+LEFT = "left"  # could be neither paused nor be seen to be gone: it may run on, see `quiet`
+TAKEN = "taken"  # another supervision has it: not ours to stop
 
 HERE = (CREATING, PREPARING, STARTING, WORKING, LEAVING)
 
@@ -67,6 +69,8 @@ class Machine(NamedTuple):
     awaited: Moment | None = None  # since when it is to boot, and may be silent
     extended: Moment | None = None  # the last time; None until it has been prepared
     fence: Moment | None = None  # since when somebody waits for it to be surely dead
+    absent: int = 0  # looks in a row at which it was said to be gone
+    quiet: bool = False  # its agent was stopped in order and does not come back by itself
 
 
 class Record(NamedTuple):
@@ -83,12 +87,22 @@ class Record(NamedTuple):
     spend: float = 0.0  # what the run has reported
     spend_lost: float = 0.0  # what machines had reported after the last copy that was gone on from
     steps: dict[str, Any] = {}  # noqa: RUF012 - counts of steps as last seen; never changed in place
+    told: tuple[str, ...] = ()  # troubles of which somebody was told, and which are not over
 
     @property
     def machine(self) -> Machine | None:
         """The machine that has the run now, or None while there is none."""
         last = self.machines[-1] if self.machines else None
         return last if last is not None and last.state in HERE else None
+
+    @property
+    def left(self) -> tuple[Machine, ...]:
+        """Machines that may run on, though nobody wants them to."""
+        return tuple(machine for machine in self.machines if machine.state == LEFT)
+
+    def drop(self, machine: Machine) -> "Record":
+        """Return the record without this machine, the last one, of which nothing was ever begun."""
+        return self._replace(machines=tuple(known for known in self.machines if known.number != machine.number))
 
     def put(self, machine: Machine) -> "Record":
         """Return the record with this machine in the place of the one of the same number, or added."""
@@ -117,7 +131,8 @@ def load(root: str) -> Record | None:
             raise ValueError(f"it has format {content['format']}, this program knows {FORMAT}")
         machines = tuple(_machine(entry) for entry in content["machines"])
         known = {name: content[name] for name in Record._fields if name in content}
-        return Record(**known | {"machines": machines, "started": Moment(*content["started"])})
+        known |= {"machines": machines, "started": Moment(*content["started"]), "told": tuple(content.get("told", ()))}
+        return Record(**known)
     except FileNotFoundError:
         return None
     except OSError as exc:

@@ -1,34 +1,32 @@
 """The agent on a machine, as far as a script for sh can reach it: look, prepare, start, start again, stop.
 
-Each script prints its last word only when it got that far, so that a line that breaks is told from a worker that
-does not work.  All of them may be run again.
+Each script prints a line of its own only when it got to its end, so that a connection that breaks is told from a worker
+that does not work, and a greeting or an advertisement from an answer.  All of them may be run again.
+
+STAGE/holder on the machine names the supervision that has it.  Nothing is done on a machine that another one holds.
 """
 
-import contextlib
-import json
+import hashlib
 import os
-import re
 import shlex
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from worker import files
 from worker.signs import printable
 from worker.supervise.command import Answer
 from worker.supervise.judge import Look
+from worker.supervise.looks import read
 from worker.supervise.provider import Hand
 from worker.supervise.record import Machine
 
-Given = Iterable[tuple[str, str]]  # paths there, paths here
+Given = Iterable[tuple[str, str, str]]  # paths there, paths here, SHA-256 as far as one is known
 
 CONFIG = "/etc/agent/config.yaml"
 CHECKPOINT = "/var/lib/agent/checkpoint.json"
 _LAST_WORDS = "/var/lib/agent/last-words"
-_STAGE = "/var/lib/agent-supervise"  # not in a folder where others could have put one of that name
+STAGE = "/var/lib/agent-supervise"  # not in a folder where others could have put one of that name
 _LAST = "so far, so good"
-# What a machine says is larger than that is nonsense.
-_TOO_MUCH, _DIGITS, _WORD = 1e18, 9, re.compile("[a-z-]{1,40}")
-_WHY_MAX = 300
+_SHOWN_MAX = 100
 _PATH = "PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin; export PATH\n"
 
 # A PID 1 that does not answer is a machine that does not.
@@ -37,13 +35,30 @@ unit=$(timeout 10 systemctl show agent -p ActiveState -p ExecMainStatus) || exit
 echo "$unit"
 [ ! -e "$checkpoint" ] || echo Checkpoint=there
 case $unit in *=failed*) printf 'LastWords=%s\\n' "$(head -c 65536 "$words" 2>/dev/null | tr '\\n' ' ')" ;; esac
-timeout 10 agentctl status --json
+timeout 10 agentctl status --json | head -c 131072
 """
+# The first supervision that comes has the machine until it lets go of it.
+_HOLD = """\
+(umask 077; mkdir -p "$stage") || exit 1
+find "$stage/holder" -size 0 -delete 2>/dev/null
+echo "$me" >"$stage/holder.$$" && ln "$stage/holder.$$" "$stage/holder" 2>/dev/null
+rm -f "$stage/holder.$$"
+"""
+_HELD = """\
+holder=$(head -c 100 "$stage/holder" 2>/dev/null)
+[ -z "$holder" ] || [ "$holder" = "$me" ] || { printf '\\n%s: held by %s\\n' "$mark" "$holder"; exit 0; }
+"""
+_RELEASE = 'rm -f "$stage"/copy.* "$stage"/result.*; [ "$holder" != "$me" ] || rm -f "$stage/holder"\n'
 _READY = """\
 command -v agentctl >/dev/null || { echo 'the agent is not installed there' >&2; exit 1; }
 systemctl stop agent.path agent || exit 1
 """
-_MAKE_STAGE = '(umask 077; mkdir -p "$stage") || exit 1\n'
+# Nothing is used that is not, to the last byte, what was sent: some command lines end with 0 half-way.
+_SAME = """\
+same() {
+    [ "$(sha256sum <"$1" | cut -c-64)" = "$2" ] || { echo "what came of $3 is not what was sent" >&2; exit 1; }
+}
+"""
 # The worker reads its files and does not write them.
 _PLACE = """\
 user=$(systemctl show -P User agent)
@@ -58,178 +73,166 @@ systemctl --quiet enable agent
 systemctl reset-failed agent 2>/dev/null
 systemctl start agent
 """
-_STOP = "systemctl stop agent || exit 1\n"
+# Where it is not installed there is none at work.
+_STOP = 'systemctl stop agent || [ "$(systemctl show -P LoadState agent)" = not-found ] || exit 1\n'
 _RELOAD = "systemctl reload agent 2>/dev/null\n"  # one that is not at work has only to be started
 _KILL = "systemctl kill --kill-whom=main --signal=KILL agent\n"
 
 
-def knock(hand: Hand, machine: Machine) -> str:
-    """Return "" if the machine does what it is told, or why it does not."""
-    answer = _run(hand, machine, "", "look")
-    return "" if answer.ok else answer.fault()
+class Reply(NamedTuple):
+    """How a script ended on a machine."""
+
+    output: str = ""
+    fault: str = ""  # why it did not get to its end
+    holder: str = ""  # the other supervision that has the machine; then nothing was done, and that is the fault
+    refused: bool = False  # the provider was asked too often
+
+    @property
+    def ok(self) -> bool:
+        return not self.fault
 
 
-def look(hand: Hand, machine: Machine) -> Look | None:
-    """Return what the machine says of its worker, or None if it does not answer."""
-    answer = _run(hand, machine, _define(checkpoint=CHECKPOINT, words=_LAST_WORDS) + _LOOK, "look")
-    return read(answer.output) if answer.ok else None
+class Script(NamedTuple):
+    """A script for a machine, and the line by which its end is known."""
+
+    text: str
+    mark: str
+
+    def reply(self, answer: Answer) -> Reply:
+        """Return how it ended: what stands beside its own line, before or after, is somebody else's."""
+        lines = [line.strip() for line in answer.output.split("\n")]
+        if self.mark in lines:
+            return Reply(answer.output)
+        held = f"{self.mark}: held by "
+        for line in lines:
+            if line.startswith(held):
+                name = printable(line.removeprefix(held)[:_SHOWN_MAX])
+                what = f"the supervision '{name}' has it (if that is no more: rm {STAGE}/holder there)"
+                return Reply(fault=what, holder=name)
+        fault = answer.fault()
+        if answer.status is not None and not answer.said.strip():
+            shown = next((line for line in reversed(lines) if line), "")[:_SHOWN_MAX]
+            fault += f": the last line was '{printable(shown)}'" if shown else ", and nothing was said"
+        return Reply(fault=fault, refused=answer.refused)
 
 
-def read(output: str) -> Look:
-    """Return the look that a script has printed."""
-    unit = dict(re.findall(r"^(ActiveState|ExecMainStatus|Checkpoint)=(\S*)$", output, re.MULTILINE))
-    words = re.search(r"^LastWords=(.*)$", output, re.MULTILINE)
-    shown = re.search(r"^\{$.*^\}$", output, re.MULTILINE | re.DOTALL)
-    found: Any = None
-    if shown:
-        with contextlib.suppress(ValueError, RecursionError):
-            found = json.loads(shown[0])
-    code = unit.get("ExecMainStatus", "")
-    status = int(code) if code.isdecimal() and len(code) <= _DIGITS else 0
-    return Look(
-        worker=_word(_in(found, "worker", "state")),
-        status=_word(_in(found, "status")),
-        sign_age=_number(_in(found, "last_sign_age")),
-        unit=unit.get("ActiveState", ""),
-        exit=status,
-        why=_why(words[1] if words else "", status),
-        checkpoint="Checkpoint" in unit,
-        steps=_counts(_in(found, "steps")),
-        spend=_number(_in(found, "budget", "spend", "used")),
-    )
+def script(machine: Machine, text: str, hold: bool = False) -> Script:
+    """Return what does `text` on the machine unless another supervision has it; with `hold` we have it from then on."""
+    mark = f"{_LAST} {os.urandom(4).hex()}"
+    head = _PATH + define(stage=STAGE, me=holder(machine), mark=mark) + (_HOLD if hold else "") + _HELD
+    return Script(f"{head}{text}printf '\\n%s\\n' \"$mark\"\n", mark)
 
 
-def _why(said: str, status: int) -> str:
-    """Return the reason that a worker has left word of (worker/alert.py), if it ended with this exit status."""
-    words: Any = None
-    with contextlib.suppress(ValueError, RecursionError):
-        words = json.loads(said)
-    if not isinstance(words, list) or len(words) < len(("status", "kind", "cause")):
-        return ""
-    code, _kind, cause = words[:3]
-    if type(code) is not int or code != status or not isinstance(cause, str):
-        return ""
-    why = " ".join(cause[: 2 * _WHY_MAX].split())
-    return printable(why if len(why) <= _WHY_MAX else f"{why[:_WHY_MAX]} ...")
+def holder(machine: Machine) -> str:
+    """Return the name that its supervision has on the machine."""
+    return machine.name.rpartition("-")[0] or machine.name
 
 
-def _in(found: Any, *names: str) -> Any:
-    """Return what stands there under these names, or None: a machine may say anything."""
-    for name in names:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+def knock(hand: Hand, machine: Machine) -> Reply:
+    """Return whether the machine does what it is told."""
+    return _run(hand, machine, "", "look")
 
 
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) and _WORD.fullmatch(value) else ""
+def look(hand: Hand, machine: Machine) -> tuple[Look | None, Reply]:
+    """Return what the machine says of its worker, or None if it does not answer.
 
-
-def _number(value: Any) -> float | None:
-    number = type(value) in (int, float) and 0 <= value < _TOO_MUCH  # NaN is not
-    return value if number else None
-
-
-def _counts(value: Any) -> dict[str, int]:
-    found = value.items() if isinstance(value, dict) else ()
-    counts = {name: count for name, count in found if type(count) is int and 0 <= count < _TOO_MUCH}
-    return counts if {"total", "done"} <= counts.keys() else {}  # one without the other says nothing
+    A machine that no supervision holds, one of an earlier version's say, is held from now on.
+    """
+    script = f'[ -n "$holder" ] || ({_HOLD}) 2>/dev/null\n'
+    reply = _run(hand, machine, script + define(checkpoint=CHECKPOINT, words=_LAST_WORDS) + _LOOK, "look")
+    if reply.holder:
+        return Look(holder=reply.holder), reply
+    return read(reply.output) if reply.ok else None, reply
 
 
 def prepare(
     hand: Hand, machine: Machine, setup: str, given: Given, dropped: Iterable[str], checkpoint: str | None
-) -> str:
-    """Put everything on the machine that the worker needs, and start nothing; return "" or what went wrong.
+) -> Reply:
+    """Put everything on the machine that the worker needs, and start nothing.
 
     `given` and `dropped` as for `renew`; `checkpoint`, if there is one, is what the worker goes on from.
     """
     if setup:
-        answer = _run(hand, machine, f"(\n{setup}\n) || exit 1\n", "setup")
-        if not answer.ok:
-            return f"setup: {answer.fault()}"
-    answer = _run(hand, machine, _define(stage=_STAGE) + _READY + _MAKE_STAGE)
-    if not answer.ok:
-        return answer.fault()
-    script, fault = _put(hand, machine, given, dropped)
-    if fault:
-        return fault
+        reply = _run(hand, machine, f"(\n{setup}\n) || exit 1\n", "setup", hold=True)
+        if not reply.ok:
+            return reply if reply.holder else reply._replace(fault=f"setup: {reply.fault}")
+    reply = _run(hand, machine, _READY, hold=True)
+    if not reply.ok:
+        return reply
+    wanted = [*given, *([(f"{STAGE}/restore.json", checkpoint, "")] if checkpoint is not None else [])]
+    text, reply = _put(hand, machine, wanted, dropped)
+    if not reply.ok:
+        return reply
     if checkpoint is not None:
-        staged = f"{_STAGE}/checkpoint.json"
-        answer = hand.put(machine, checkpoint, staged)
-        if not answer.ok:
-            return f"put {checkpoint}: {answer.fault()}"
         # What is there of an earlier life of the machine is set aside: the run has been elsewhere since.
-        script += f"agentctl restore --force {staged} && rm -f {staged} || exit 1\n"
-    answer = _run(hand, machine, script)
-    return "" if answer.ok else answer.fault()
+        text += 'agentctl restore --force "$stage/restore.json" && rm -f "$stage/restore.json" || exit 1\n'
+    return _run(hand, machine, text)
 
 
-def renew(hand: Hand, machine: Machine, given: Given, dropped: Iterable[str]) -> str:
-    """Put what is given there now in its place, beside a worker that may be at work; return "" or what went wrong.
+def renew(hand: Hand, machine: Machine, given: Given, dropped: Iterable[str]) -> Reply:
+    """Put what is given there now in its place, beside a worker that may be at work.
 
-    `given` are (path there, path here), `dropped` paths there that are to be no more.
+    `given` are (path there, path here, SHA-256 of what was checked), `dropped` paths there that are to be no more.
     """
-    answer = _run(hand, machine, _define(stage=_STAGE) + _MAKE_STAGE)
-    if not answer.ok:
-        return answer.fault()
-    script, fault = _put(hand, machine, given, dropped)
-    if fault:
-        return fault
-    answer = _run(hand, machine, script)
-    return "" if answer.ok else answer.fault()
+    reply = _run(hand, machine, "", hold=True)
+    if not reply.ok:
+        return reply
+    text, reply = _put(hand, machine, given, dropped)
+    return _run(hand, machine, text) if reply.ok else reply
 
 
-def _put(hand: Hand, machine: Machine, given: Given, dropped: Iterable[str]) -> tuple[str, str]:
-    """Bring files to the machine; return a script that gives them their places, and what went wrong."""
-    script = _PLACE + "".join(f"rm -f {shlex.quote(there)} || exit 1\n" for there in dropped)
-    for number, (there, here) in enumerate(given):
-        staged = f"{_STAGE}/{number}"
+def _put(hand: Hand, machine: Machine, given: Given, dropped: Iterable[str]) -> tuple[str, Reply]:
+    """Bring files to the machine; return a script that gives them their places if all of them are whole."""
+    check, place = _SAME, _PLACE + "".join(f"rm -f {shlex.quote(there)} || exit 1\n" for there in dropped)
+    for number, (there, here, digest) in enumerate(given):
+        staged = f"{STAGE}/{number}"
+        try:
+            digest = digest or digest_of(here)
+        except OSError as exc:
+            return "", Reply(fault=f"{here}: cannot be read: {exc.strerror}")
         answer = hand.put(machine, here, staged)
         if not answer.ok:
-            return "", f"put {here}: {answer.fault()}"
-        script += f"place {staged} {shlex.quote(there)} || exit 1\n"
-    return script, ""
+            return "", Reply(fault=f"put {here}: {answer.fault()}", refused=answer.refused)
+        check += f"same {staged} {digest} {shlex.quote(there)}\n"
+        place += f"place {staged} {shlex.quote(there)} || exit 1\n"
+    return check + place, Reply()
 
 
-def start(hand: Hand, machine: Machine, reload: bool = False) -> bool:
-    """Have the worker started, also at the next boot; return whether the machine did as it was told.
+def digest_of(path: str) -> str:
+    """Return the SHA-256 of a file.  Raises OSError."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def start(hand: Hand, machine: Machine, reload: bool = False) -> Reply:
+    """Have the worker started, also at the next boot.
 
     With `reload` one that is at work reads its list again.  Whether it has come to work is another question: look.
     """
-    return _run(hand, machine, (_RELOAD if reload else "") + _START).ok
+    return _run(hand, machine, (_RELOAD if reload else "") + _START, hold=True)
 
 
-def start_again(hand: Hand, machine: Machine, seen: Look) -> bool:
+def start_again(hand: Hand, machine: Machine, seen: Look) -> Reply:
     """Have the worker started after what was seen; what hangs is ended first, its steps with it."""
     hangs = seen.worker == "silent" or seen.unit not in ("failed", "inactive")
-    script = (_KILL if seen.worker == "silent" else "") + (_STOP if hangs else "") + _START
-    return _run(hand, machine, script).ok
+    return _run(hand, machine, (_KILL if seen.worker == "silent" else "") + (_STOP if hangs else "") + _START)
 
 
-def stop(hand: Hand, machine: Machine) -> bool:
-    """Have the worker end, and not come back at a boot; return whether it has."""
-    return _run(hand, machine, "systemctl --quiet disable agent\n" + _STOP).ok
+def stop(hand: Hand, machine: Machine) -> Reply:
+    """Have the worker end, and not come back at a boot."""
+    return _run(hand, machine, "systemctl --quiet disable agent\n" + _STOP)
 
 
-def fetch(hand: Hand, machine: Machine, results: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Get files from the machine, (path here, path there), each whole or not at all; yield what could not be got."""
-    for here, there in results:
-        incoming = f"{here}.incoming"
-        answer = hand.get(machine, there, incoming)
-        fault = "" if answer.ok else answer.fault()
-        try:
-            os.unlink(incoming) if fault else files.adopt(incoming, here)
-        except OSError as exc:
-            fault = fault or f"{exc.filename or here}: {exc.strerror}"
-        if fault:
-            yield f"{there} cannot be fetched: {fault}"
+def release(hand: Hand, machine: Machine) -> Reply:
+    """Let another supervision have the machine."""
+    return _run(hand, machine, _RELEASE, "look")
 
 
-def _run(hand: Hand, machine: Machine, script: str, timeout: str = "exec") -> Answer:
-    answer = hand.script(machine, f"{_PATH}{script}echo '{_LAST}'\n", timeout)
-    if answer.ok and answer.output.rstrip().endswith(_LAST):
-        return answer
-    return answer._replace(status=answer.status or 1 if answer.status is not None else None)
+def _run(hand: Hand, machine: Machine, text: str, timeout: str = "exec", hold: bool = False) -> Reply:
+    sent = script(machine, text, hold)
+    return sent.reply(hand.script(machine, sent.text, timeout))
 
 
-def _define(**values: str) -> str:
+def define(**values: str) -> str:
+    """Return lines of a script that give variables their values."""
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())

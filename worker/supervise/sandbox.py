@@ -47,6 +47,7 @@ class Sandbox(NamedTuple):
     fence: float
     keep: bool  # leave the machine running at the end
     contact: Contact  # whom to tell if it does not end well
+    max_file: int  # bytes; no larger file is fetched from a machine
 
 
 def load(path: str) -> Sandbox:
@@ -91,6 +92,7 @@ def load(path: str) -> Sandbox:
         fence=top.get("fence", 300.0),
         keep=top.get("at_end") == "keep",
         contact=Contact(settings.run, top.get("alert"), os.path.dirname(path), top.get("ping", Ping())),
+        max_file=top.get("max_file", 256 * 2**20),
     )
 
 
@@ -216,6 +218,16 @@ def _number(node: Node, source: Source) -> float:
     return float(value)
 
 
+def _size(node: Node, source: Source) -> int:
+    """A number of bytes, with K, M or G (powers of 1024, as systemd has them) behind it or KiB, MiB, GiB."""
+    value = schema.text(node, source)
+    found = re.fullmatch(r"(\d{1,9})(?:([KMG])(?:i?B)?)?", value)
+    if found is None or not int(found[1]):
+        raise Wrong(node, f"wants a size above 0, found {quote(value)}", "write 256M, say")
+    power: int = " KMG".index(found[2] or " ")
+    return int(found[1]) << (10 * power)
+
+
 def _budget(node: Node, source: Source) -> dict[str, Any]:
     return schema.fields(node, {"machines": schema.integer, "hours": _number, "spend": _number}, source)
 
@@ -248,6 +260,7 @@ _SANDBOX: Table = {
     "fence": schema.span,
     "unanswered": schema.integer,
     "restarts": schema.integer,
+    "max_file": _size,
     "alert": contact.read_alert,
     "ping": contact.read_ping,
     "at_end": schema.choice("stop", "keep"),
