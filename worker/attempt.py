@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from worker import environment, expectation, family, process, reasons, savedfiles, scarcity
+from worker import argspace, environment, expectation, family, process, reasons, savedfiles, scarcity
 from worker.clock import Now
 from worker.decide import End, Reason
 from worker.disk import PATIENCE
@@ -107,6 +107,7 @@ class Attempt:
             self._prepare(base, note)
         except (AgentError, OSError) as exc:
             self._why, self._short = str(exc), scarcity.is_scarce(exc)
+            self._fatal = argspace.HINT in self._why
             self._finish()
             return
         self._events.watch(self.slot.socket.fileno(), self._on_messages)

@@ -123,7 +123,7 @@ tasks:
     assert w.run() == 70
     (row,) = [row for row in w.rows() if row.step != "make"]
     assert (row.outcome, bool(row.final)) == ("failed", True)
-    assert "its variable LONG has 140005 bytes, and 131071 is the most that the kernel takes" in row.cause
+    assert "LONG: 140005 bytes are more than the 131071 that a program can be given at once" in row.cause
 
 
 def test_what_is_too_long_is_told_from_what_is_too_much() -> None:
@@ -133,7 +133,7 @@ def test_what_is_too_long_is_told_from_what_is_too_much() -> None:
     long = "x" * 200_000
     assert scarcity.too_long(["a", long], {}).startswith("its argument 'xxx")
     assert "its variable LONG has 200005 bytes, and 131071 is the most" in scarcity.too_long(["a"], {"LONG": long})
-    assert "have 3000003 bytes" in scarcity.too_long(["a"] + ["x" * 99] * 30_000, {}).replace("3000002", "3000003")
+    assert "have 3000002 bytes" in scarcity.too_long(["a"] + ["x" * 99] * 30_000, {})
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="a limit of processes holds for no root")
