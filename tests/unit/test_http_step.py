@@ -18,7 +18,7 @@ import pytest
 
 from tests.support import PATIENCE, ROOT
 from tests.surroundings import Surroundings
-from worker import step
+from worker import doubt, step
 from worker.steps import secrets
 from worker.steps.http import problems, retry_after
 
@@ -251,7 +251,16 @@ def test_no_server_is_not_now(around: Surroundings, server: Server) -> None:
     """
     server.close()
     assert fetch(around, server.url()).returncode == step.AGAIN
-    assert fetch(around, "http://nowhere.invalid/").returncode == step.AGAIN
+    done = fetch(around, "http://nowhere.invalid/")
+    assert done.returncode == step.AGAIN
+    if b"there is no host of that name" in done.stderr and b"default" in _routes():
+        done = fetch(around, "http://nowhere.invalid/", unsure=[])
+        assert done.returncode == doubt.NO_HOST, "E13: the worker has less patience with it"
+    assert fetch(around, server.url(), unsure=[]).returncode == step.AGAIN
+
+
+def _routes() -> bytes:
+    return b"default" if any(line.split()[1] == "0" * 8 for line in Path("/proc/net/route").open()) else b""
 
 
 def test_a_server_that_hangs_is_left_after_the_timeout(around: Surroundings, server: Server) -> None:
@@ -458,6 +467,59 @@ def test_a_certificate_that_is_not_trusted_fails(around: Surroundings, server: S
     server.socket = context.wrap_socket(server.socket, server_side=True)
     done = fetch(around, server.url().replace("http:", "https:"))
     assert (done.returncode, b"CERTIFICATE" in done.stderr.upper()) == (1, True), done.stderr
+
+
+CA = """
+[ca]
+default_ca = own
+[own]
+new_certs_dir = .
+database = index
+serial = serial
+default_md = sha256
+policy = policy
+copy_extensions = copy
+[policy]
+commonName = supplied
+"""
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")
+@pytest.mark.parametrize(
+    ("start", "end", "name", "status", "words"),
+    [
+        ("20400102030405Z", "20410101000000Z", "127.0.0.1", step.AGAIN, b"not valid before 2040-01-02T03:04:05Z; this"),
+        ("20510102030405Z", "20520101000000Z", "127.0.0.1", step.AGAIN, b"not valid before 2051-01-02T03:04:05Z; this"),
+        ("20200101000000Z", "20210101000000Z", "127.0.0.1", 1, b"certificate has expired"),
+        ("20200101000000Z", "20410101000000Z", "127.0.0.2", 1, b"IP address mismatch"),
+        ("20200101000000Z", "20410101000000Z", "127.0.0.1", 0, b""),
+    ],
+)
+def test_a_certificate_of_a_later_date_is_not_now(
+    around: Surroundings, server: Server, tmp_path: Path, start: str, end: str, name: str, status: int, words: bytes
+) -> None:
+    """
+    N24: the clock of a machine that was just started may be behind; expired and of another host are refusals.
+    """
+    (tmp_path / "ca.cnf").write_text(CA)
+    (tmp_path / "index").touch()
+    (tmp_path / "serial").write_text("01\n")
+
+    def openssl(words: str) -> None:
+        subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
+
+    openssl("req -x509 -newkey rsa:2048 -nodes -subj /CN=ca -keyout ca.key -out ca.crt -days 9999")
+    openssl(
+        f"req -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=IP:{name} -keyout key -out request"
+    )
+    ours = "-batch -config ca.cnf -cert ca.crt -keyfile ca.key -in request -out certificate"
+    openssl(f"ca {ours} -startdate {start} -enddate {end}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    around.environ["SSL_CERT_FILE"] = f"{tmp_path}/ca.crt"
+    done = fetch(around, server.answers(200).replace("http:", "https:"))
+    assert (done.returncode, words in done.stderr) == (status, True), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -294,13 +294,30 @@ def _unreached(exc: Exception, said: str, begun: bool) -> StepError:
         if isinstance(link, ssl.SSLCertVerificationError):
             if link.verify_code == _NOT_YET_VALID:
                 clock = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-                return NotNow(f"{said}: its certificate is not yet valid; the clock of this machine says {clock}")
+                since = _valid_from(getattr(exc, "request", None))
+                return NotNow(f"{said}: its certificate is not valid before {since}; this machine's clock says {clock}")
             return StepError(f"{said}: {_named(exc)}", unsure=begun)
         if isinstance(link, socket.gaierror) and link.errno in _NO_NAME:
             kind = NoSuchHost if _has_network() else NotNow
             return kind(f"{said}: there is no host of that name ({link.strerror})", unsure=begun)
         link = link.__cause__ or link.__context__
     return NotNow(f"{said}: {_named(exc)}", unsure=begun)
+
+
+def _valid_from(request: Any) -> str:
+    """Return from when the certificate of a request's server is valid, as far as that can be found out."""
+    import re
+    import ssl
+
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        place = request.url.host, request.url.port or 443
+        der = ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(place, timeout=_CONNECT))
+        # The first time in it (RFC 5280, 4.1): UTCTime, or GeneralizedTime from 2050 on.
+        found = re.search(rb"\x17\x0d(\d{12})Z|\x18\x0f(\d{14})Z", der)
+        if found:
+            text = ((b"20" + found[1]) if found[1] else found[2]).decode()
+            return f"{text[:4]}-{text[4:6]}-{text[6:8]}T{text[8:10]}:{text[10:12]}:{text[12:14]}Z"
+    return "a later date"
 
 
 def _has_network() -> bool:
