@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from worker import clock, wire
 from worker.control import Connection
@@ -95,16 +95,19 @@ class Broker:
         vouches: Callable[[str], bool],
         tell: Callable[[str, str, str], None],
         told: Callable[[dict[str, str], bytes | None], str] | None = None,
+        doubts: Callable[[str], Literal["no", "look", "ask"]] = lambda _key: "no",
     ) -> None:
         """`vouches` says whether a step runs here and is within its limits; `tell` is told a step, a key and
         what became of it: one of the outcomes in worker.wire.  `told` does what a person says in a request,
-        given the result that came with it; returns a line, or raises AgentError, KeyError or ValueError.
+        given the result that came with it; returns a line, or raises AgentError, KeyError or ValueError.  `doubts`
+        says whether an effect may have happened that the ledger does not know (worker.standing).
         """
         self._effects = effects
         self._persist = persist
         self._vouches = vouches
         self._tell = tell
         self._told = told
+        self._doubts = doubts
         self.changed: Callable[[], None] = lambda: None  # called when an effect was claimed
         self.committing = False  # an effect has happened, and the ledger has yet to take that
         self._queue: deque[tuple[Connection, dict[str, str] | None, bytes | None]] = deque()
@@ -285,6 +288,8 @@ class Broker:
             caller = line.waiting[0]
             terms = caller.parameters, caller.step, caller.lease, caller.take_over, caller.claimant
             answer: Answer = self._persist(partial(self._effects.claim, key, *terms))
+            if answer.verdict == GRANTED:
+                answer = self._doubted(caller, answer)
             if answer.verdict == HELD:
                 line.look_at = now + _LOOK_EVERY
                 for other in line.waiting:
@@ -297,6 +302,19 @@ class Broker:
             return
         for other in line.waiting:
             self._let_wait(other, line.holder.step)
+
+    def _doubted(self, caller: _Caller, granted: Answer) -> Answer:
+        """Return what an effect is to its first caller, if it may have happened all the same."""
+        doubts = self._doubts(caller.key)
+        if doubts == "no" or (doubts == "look" and not caller.take_over):
+            return granted
+        if caller.take_over:
+            return granted._replace(verdict=TAKEN_OVER)
+        key, token = caller.key, granted.effect.token
+        self._persist(lambda: self._effects.abandon(key, token))
+        claim = partial(self._effects.claim, key, caller.parameters, caller.step, caller.lease, False)
+        unknown: Answer = self._persist(claim)
+        return unknown
 
     def _answer(self, caller: _Caller, answer: Answer) -> None:
         effect, verdict = answer.effect, answer.verdict

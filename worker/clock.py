@@ -4,6 +4,7 @@ Durations come from the monotonic clock, so that a jump of the wall clock ends n
 no duration negative.  Wall-clock times are for people and for the ledger.
 """
 
+import calendar
 import time
 from typing import NamedTuple
 
@@ -31,3 +32,11 @@ def boot_id() -> str:
 def stamp(seconds: float) -> str:
     """Return a wall-clock time as UTC text: 2026-01-31T12:00:00Z."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def unstamp(text: str) -> float | None:
+    """Return the wall-clock time that `stamp` has made a text of; None for any other text."""
+    try:
+        return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")))
+    except ValueError:
+        return None

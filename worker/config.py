@@ -48,6 +48,7 @@ class Config(NamedTuple):
     concurrency: int
     on_failure: Literal["stop", "continue"]
     on_unknown: Literal["stop", "continue"]
+    after_restore: Literal["ask", "go"]  # where a step with `redo: never` may have happened since a copy was made
     ledger: str | None  # a PostgreSQL connection string, which may name secrets; None: SQLite in the state folder
     budget: Budget
     lease: float  # seconds that a claim on a server holds without a word from its worker
@@ -117,6 +118,7 @@ def _load(path: str) -> Config:
         concurrency=top.get("concurrency", 1),
         on_failure=top.get("on_failure", "stop"),
         on_unknown=top.get("on_unknown", "stop"),
+        after_restore=top.get("after_restore", "ask"),
         ledger=top.get("ledger"),
         budget=Budget(**{name: value for name, value in budget.items() if name in Budget._fields}),
         lease=top.get("lease", _LEASE),
@@ -384,6 +386,7 @@ _MAIN: Table = {
     "concurrency": _slots,
     "on_failure": schema.choice("stop", "continue"),
     "on_unknown": schema.choice("stop", "continue"),
+    "after_restore": schema.choice("ask", "go"),
     "ledger": _server,
     "lease": _lease,
     "budget": lambda node, source: schema.fields(node, _BUDGET, source),

@@ -11,11 +11,12 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from worker import __version__, checkpoint, config, files, folder, plural, shared_plan
+from worker import __version__, checkpoint, clock, config, files, folder, fromcopy, plural, shared_plan
 from worker.checkpoint import CheckpointError
 from worker.config import Config
 from worker.errors import StateError
 from worker.folder import Places
+from worker.fromcopy import Doubt
 from worker.installed import Installed
 from worker.ledger import Ledger, LedgerCorrupt, Row, Saved, Server
 from worker.ledger.sqlite import SUFFIXES, SqliteLedger
@@ -155,7 +156,7 @@ def _ours(row: Row, store: Server) -> Row:
 
 def _bring_along(store: Server, places: Places, notices: list[str]) -> None:
     """Give the server what only this folder knows: a ledger from before, a checkpoint of the same run."""
-    added = 0
+    added, doubts = 0, None
     with contextlib.suppress(FileNotFoundError):
         try:
             own = SqliteLedger.open(places.ledger)
@@ -166,15 +167,21 @@ def _bring_along(store: Server, places: Places, notices: list[str]) -> None:
                 added += store.restore([(_ours(row, store), own.output(row.seq)) for row in own.rows()])
                 added += store.effects.restore(own.effects.all())
                 _bring_kept(store, own.saved(), own.items())
+                doubts = fromcopy.read(own)
         for suffix in SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(places.ledger + suffix, f"{places.ledger}.before-server{suffix}")
     with contextlib.suppress(FileNotFoundError, CheckpointError):
         found = checkpoint.load(places.checkpoint)
         if found.header.run == places.run:
-            added += store.restore([(_ours(row, store), output) for row, output in found.attempts])
-            added += store.effects.restore(found.effects)
+            more = store.restore([(_ours(row, store), output) for row, output in found.attempts])
+            more += store.effects.restore(found.effects)
+            if more:  # the server is new, or it has lost what it knew
+                doubts = Doubt(0, clock.unstamp(found.header.written), "taken from checkpoint.json to the server")
+            added += more
             _bring_kept(store, found.saved, found.items)
+    if doubts is not None:
+        fromcopy.cast(store, doubts.how, doubts.since)
     if added:
         store.orphans()  # those that were open are in our hands then, to be judged as cut off
         notices.append(

@@ -19,6 +19,7 @@ from worker import (
     config,
     files,
     folder,
+    fromcopy,
     knowledge,
     member,
     plural,
@@ -168,6 +169,7 @@ def _restore(
             written = clock.stamp(max((row.ended or row.started for row in store.rows()), default=0.0))
         store.move()
         store.note({"config": ""})  # of a list on the machine that it came from
+        fromcopy.cast(store, f"restored from {os.path.basename(source.name)}", clock.unstamp(written))
         checkpoint.write(staged.checkpoint, found.run, store)
     swap.decide(root, found.run)
     before = swap.finish(root)

@@ -9,7 +9,7 @@ read is set aside, never overwritten; if nothing sound is left the worker does n
 import os
 from typing import NamedTuple
 
-from worker import checkpoint, files, folder, member, mounts, plural, shelf, swap
+from worker import checkpoint, clock, files, folder, fromcopy, member, mounts, plural, shelf, swap
 from worker.checkpoint import Checkpoint, CheckpointError, Header
 from worker.config import Config
 from worker.errors import StateError
@@ -133,7 +133,13 @@ def _compare(ledger: SqliteLedger, places: Places, notices: list[str]) -> None:
             raise CheckpointError(f"it is of the run '{head.run}'")
         if head.revision > ledger.revision():
             found = checkpoint.load(places.checkpoint)
-            added = ledger.restore(found.attempts) + ledger.effects.restore(found.effects)
+            known = {(row.step, row.number) for row in ledger.rows() if row.outcome}
+            # What a power cut takes is a claim that is no loss: its step was to be begun again without being asked.
+            lost = any(row.outcome and (row.step, row.number) not in known for row, _output in found.attempts)
+            effects = ledger.effects.restore(found.effects)
+            added = ledger.restore(found.attempts) + effects
+            if lost or effects:
+                fromcopy.cast(ledger, "older than checkpoint.json was", clock.unstamp(head.written))
             ledger.restore_saved(found.saved)
             for task, items in found.items.items():
                 ledger.add_items(task, items)
@@ -173,6 +179,7 @@ def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLe
     except ValueError as exc:
         raise _hopeless(places, f"{places.ledger}: missing, and {places.checkpoint}: {exc}") from exc
     if found.header.revision:
+        fromcopy.cast(ledger, "made anew from checkpoint.json", clock.unstamp(found.header.written))
         notices.append(f"{places.ledger}: made anew from checkpoint.json, {plural.of(len(found.attempts), 'attempt')}")
     return ledger
 

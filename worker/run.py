@@ -9,7 +9,7 @@ import functools
 import json
 import math
 
-from worker import __version__, atlimit, clock, control, decide, folder, points, process
+from worker import __version__, atlimit, clock, control, decide, folder, fromcopy, points, process
 from worker import board as boards
 from worker.attempt import Attempt
 from worker.board import Board
@@ -18,6 +18,7 @@ from worker.disk import Stopped
 from worker.errors import OK, STEP_FAILED, WORK_LEFT, AgentError
 from worker.errors import OUT_OF_BUDGET as BUDGET_SPENT
 from worker.events import Signals
+from worker.fromcopy import only_a_person_knows
 from worker.ledger import Claim, Ending
 from worker.orders import EXIT_GRACE, LEFT, OUT_OF_BUDGET, STOP_GRACE, STOPPED, Orders
 from worker.plan import Plan
@@ -149,14 +150,14 @@ class Run:
             self._broker.ended(attempt.step.id)
             self._shop.read_all()
         endings = [self._settle(attempt) for attempt in self._crew.over()]
-        upcoming = self._upcoming()
+        upcoming = self._claimable()
         for _ in range(_CLAIM_TRIES):
             if not endings and not upcoming.start:
                 break
             claims = [self._standing.claim(step, self._places.run, self._boot) for step in upcoming.start]
             if not self._commit(endings, claims, upcoming.most):
                 break
-            endings, upcoming = [], self._upcoming()
+            endings, upcoming = [], self._claimable()
         if self._orders.ending and upcoming.finished is None and not self._running:
             return self._orders.ending
         if upcoming.finished is not None and not self._running:
@@ -246,6 +247,18 @@ class Run:
         self._start(recorded.claims)
         self._notifier.status(self._voice.summary(), clock.monotonic())
         return again
+
+    def _claimable(self) -> decide.Next:
+        """Return what to do next; steps that may have happened since a copy was made are unknown by then."""
+        while True:
+            upcoming = self._upcoming()
+            unknown = [step for step in upcoming.start if only_a_person_knows(step, self._board)]
+            if not unknown:
+                return upcoming
+            for ending, verdict in self._standing.give_up(unknown, self._places.run, self._boot):
+                self._outcomes.step(verdict.outcome, False, False)
+                self._voice.ended(ending.step, ending.number, verdict)
+            self._companions.changed()
 
     def _start(self, claims: list[Claim]) -> None:
         """Begin the attempts that were claimed, until the worker is to end."""
@@ -366,6 +379,8 @@ class Run:
         if finished not in (STOPPED, LEFT):
             with contextlib.suppress(Stopped):
                 facts = {"state": finished, "outcomes": json.dumps(self._outcomes.counts)}
+                if finished == "done":
+                    facts |= fromcopy.LIFTED
                 self._persist(lambda: self._ledger.note(facts))
             self._companions.changed()
         self._voice.closing(finished)

@@ -4,7 +4,7 @@ A step, or an effect inside one, is unknown when nobody can tell.  Done: its res
 it is never done again.  Redo: nothing had happened, and it is begun anew.
 """
 
-from worker import clock, files, ledger, outside
+from worker import clock, files, fromcopy, ledger, outside
 from worker.board import doubtful
 from worker.decide import doubt
 from worker.errors import AgentError
@@ -38,6 +38,8 @@ def settle(store: Ledger, places: Places, name: str, result: bytes | None, who: 
         return _settle_step(store, places, last, result, who)
     if effect is None and not waiting:  # if some wait, it was settled by a call whose answer was lost
         raise AgentError(f"'{name}': {_standing(store, name, last)}", _unknown(store, rows))
+    if result is None:
+        store.note(fromcopy.settled(name))  # after a copy, an effect that the ledger does not know is in doubt again
     for row in waiting:  # they can go on now
         _close(store, row, None, who)
     said = "has happened" if result is not None else "has not happened"

@@ -4,13 +4,15 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from worker import begun, clock, late, ledger, plan, shared_plan, status
+from worker import begun, clock, decide, fromcopy, late, ledger, plan, shared_plan, status
 from worker import board as boards
 from worker.begun import Unlisted
 from worker.board import Board, Replay
+from worker.decide import Verdict
 from worker.errors import ConfigError
+from worker.fromcopy import Doubt
 from worker.ledger import Claim, Ending, Ledger, Row
 from worker.plan import Plan, Step
 
@@ -32,9 +34,19 @@ class Learnt(NamedTuple):
 class Standing:
     """What is known of every step; `read` takes it from the ledger, the other methods keep it up to date."""
 
-    def __init__(self, plan: Plan, store: Ledger, persist: Callable[[Callable[[], Any]], Any]) -> None:
-        """`persist` repeats what the ledger cannot do yet."""
+    def __init__(
+        self,
+        plan: Plan,
+        store: Ledger,
+        persist: Callable[[Callable[[], Any]], Any],
+        asks: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`persist` repeats what the ledger cannot do yet.  `asks`: after a copy a person is asked where nobody else
+        knows.
+        """
         self.plan = plan
+        self.doubt: Doubt | None = None  # in which the run is, since its ledger came from a copy
+        self._asks = asks
         self.board = Board(plan)
         self._ledger = store
         self._persist = persist
@@ -186,6 +198,32 @@ class Standing:
             item=step.item,
         )
 
+    def give_up(self, steps: Iterable[Step], run: str, boot: str) -> list[tuple[Ending, Verdict]]:
+        """Record that nobody but a person knows whether these have happened; return what was recorded."""
+        assert self.doubt is not None
+        verdict = Verdict(
+            ledger.UNKNOWN, fromcopy.cause(self.doubt), counted=False, final=False, delay=0.0, unsure=True
+        )
+        claims = [self.claim(step, run, boot) for step in steps]
+        granted: list[Claim] = self._persist(lambda: self._ledger.record([], claims)).claims
+        now = clock.wall()
+        endings = [decide.ending(claim.step, claim.number, verdict, None, now) for claim in granted]
+        lost = self._persist(lambda: self._ledger.record(endings, [], 0)).lost
+        self.pass_over({claim.step for claim in claims} - {claim.step for claim in granted} | set(lost))
+        kept = [(ending, claim) for ending, claim in zip(endings, granted, strict=True) if ending.step not in lost]
+        for ending, claim in kept:
+            self.mark(ending, claim.definition)
+        return [(ending, verdict) for ending, _claim in kept]
+
+    def doubts_effect(self, key: str) -> Literal["no", "look", "ask"]:
+        """Return whether an effect that the ledger does not know may have happened since a copy was made.
+
+        Then who has a look-up looks; who has none is to "ask" a person, if the list wants that.
+        """
+        if self.doubt is None or self._persist(lambda: fromcopy.is_settled(self._ledger, key)):
+            return "no"
+        return "ask" if self._asks() else "look"
+
     def give_back(self, claims: Sequence[Claim], cause: str) -> None:
         """Close attempts that were claimed and not begun.
 
@@ -256,5 +294,9 @@ class Standing:
 
     def _replay(self) -> Replay:
         self._counted_from = int(self._ledger.fact("counted_from") or 0)
-        rows = self._ledger.rows()
-        return boards.replay(self.plan, rows, self._counted_from, clock.now(), self._ledger.worker)
+        self.doubt, tried = fromcopy.read(self._ledger), set[str]()
+        rows = fromcopy.watch(self._ledger.rows(), self.doubt, tried)
+        found = boards.replay(self.plan, rows, self._counted_from, clock.now(), self._ledger.worker)
+        if self.doubt is not None:
+            fromcopy.spread(found.board, self.plan, tried, self._asks())
+        return found

@@ -1,11 +1,9 @@
 """Verifying copies: whether a run could go on from them, and how far they are behind."""
 
-import calendar
 import contextlib
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -130,11 +128,8 @@ def _read_ledger(path: str) -> _Copy:
 def _read_checkpoint(path: str) -> _Copy:
     head, attempts, effects, *_others = checkpoint.load(path)
     known = knowledge.of(head.run, head.revision, (row for row, _ in attempts), effects)
-    try:
-        written = float(calendar.timegm(time.strptime(head.written, "%Y-%m-%dT%H:%M:%SZ")))
-    except ValueError:
-        written = os.stat(path).st_mtime
-    return _Copy(known, written)
+    written = clock.unstamp(head.written)
+    return _Copy(known, os.stat(path).st_mtime if written is None else written)
 
 
 def _here(root: str, unit: Installed | None) -> Known | None:

@@ -6,7 +6,7 @@ The words are in worker/status.py; here they meet the run as it is at the moment
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from worker import begun, clock, plural, status
+from worker import begun, clock, fromcopy, plural, status
 from worker.attempt import Attempt
 from worker.board import Board, Replay
 from worker.copies import Copies
@@ -62,6 +62,9 @@ class Voice:
         changed = self._standing.changed(found.changed)
         for news in status.opening(self._run, self._board, self._places.root, changed, found.gone):
             self._say(news)
+        if self._standing.doubt is not None:
+            text = f"run {self._run}: {fromcopy.opening(self._standing.doubt, self._board)}"
+            self._journal.event("state", text, priority=WARNING)
         self._beside_the_list()
 
     def _beside_the_list(self) -> None:

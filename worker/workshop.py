@@ -99,7 +99,8 @@ class Workshop:
 
     def _know(self, steps: Plan) -> None:
         """Make those parts that know how the run stands."""
-        self.standing = Standing(steps, self.ledger, self.persist)
+        asks = lambda: self.list.settings.after_restore == "ask"  # noqa: E731
+        self.standing = Standing(steps, self.ledger, self.persist, asks)
         self.voice = Voice(
             self.standing, self.running, self.places, self.journal, self.disk, self.crew, self.meter, self.copies,
             self.outcomes,
@@ -111,7 +112,8 @@ class Workshop:
             self.read_all,
         )  # fmt: skip
         ask, note, told = self.steward.vouches, self.steward.note, self.steward.told
-        self.broker = Broker(self.ledger.effects, self.persist, ask, note, told)
+        doubts = self.standing.doubts_effect
+        self.broker = Broker(self.ledger.effects, self.persist, ask, note, told, doubts)
         self.broker.changed = self.companions.changed
         self.errands.meanwhile = self._listen
         self.succession = Succession(

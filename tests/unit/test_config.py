@@ -73,6 +73,7 @@ tasks:
         1,
         "continue",
         "stop",
+        "ask",
         None,
         (20.0, None, 9.5),
         60.0,
