@@ -56,6 +56,8 @@ def show(seconds: float) -> str:
         return "infinity"
     if seconds < 0.0009995:
         return f"{round(seconds * 1e6)}us" if seconds > 0.0000005 else "0s"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.3g}ms"
     if seconds < 0.9995:
         return f"{round(seconds * 1000)}ms"
     if seconds < 59.95:
