@@ -5,6 +5,7 @@ Adding a key is adding a line to a table here and a field to worker.task.Task.
 
 import itertools
 import json
+import math
 import os
 import re
 from typing import Any
@@ -165,11 +166,21 @@ def _as_json(node: Node, source: Source) -> Any:
     """A tree of JSON values: what JSON itself would call a number, true, false or null is one, unless quoted."""
     if type(node) is Scalar:
         literal = node.plain and _JSON_LITERAL.fullmatch(node.text)
-        return json.loads(node.text) if literal else node.text
+        return _json_value(node) if literal else node.text
     if type(node) is Sequence:
         return [_as_json(item, source) for item in node.items]
     assert type(node) is Mapping
     return {key.text: _as_json(value, source) for key, value in node.entries}
+
+
+def _json_value(node: Scalar) -> Any:
+    try:
+        value = json.loads(node.text)
+    except ValueError:  # thousands of digits
+        value = math.inf
+    if value in (math.inf, -math.inf):
+        raise Wrong(node, f"{quote(node.text)} is a larger number than JSON can carry", "quote it to send a text")
+    return value
 
 
 def _mapping_of(reader: schema.Reader[Any]) -> schema.Reader[dict[str, Any]]:

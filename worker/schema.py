@@ -28,7 +28,7 @@ Table = dict[str, Reader[Any]]
 
 _NO_ARGUMENT = re.compile("[\0\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_NUMBER = re.compile(r"0*[0-9]{1,9}")
+_NUMBER = re.compile(r"0{0,20}[0-9]{1,9}")
 _SUGGESTED = 100  # a suggestion takes a while to find
 _AMOUNT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 

@@ -9,7 +9,7 @@ from tests.system.service import Service
 
 pytestmark = pytest.mark.system
 
-LIST = "ledger: postgresql://nobody@127.0.0.1:1/none\ntasks:\n  - {id: a, run: echo a}\n"
+LIST = "run: waits\nledger: postgresql://nobody@127.0.0.1:1/none\ntasks:\n  - {id: a, run: echo a}\n"
 SHORT = "[Service]\nTimeoutStartSec=2s\n"
 
 

@@ -223,3 +223,26 @@ def test_c11_lines_of_any_number(tmp_path: Path) -> None:
     (tmp_path / "it").write_text("a\n" * 3_000_000)
     said = check(tmp_path, USES["lines"])
     assert len(said) == 1 and "more than 2000000 steps" in said[0]
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "9" * 5000, "-" + "9" * 5000, "1" + "0" * 5000 + "e1"])
+@pytest.mark.parametrize("place", ["json: {{a: [{}]}}", "expect: {{json: {{a: {}}}}}"])
+def test_y9_a_number_that_json_cannot_carry_is_named(tmp_path: Path, number: str, place: str) -> None:
+    """Y9: with its place, and no traceback; nor is it sent as `Infinity`, which no server reads."""
+    written = place.format(number)
+    task = (
+        f"http: {{url: http://x/, {written}}}" if "json: {a: [" in written else f"http: {{url: http://x/}}, {written}"
+    )
+    (tmp_path / "list.yaml").write_text(f"tasks:\n- {{id: a, {task}}}\n")
+    (said,) = refused(tmp_path / "list.yaml")
+    assert said.startswith("list.yaml:2:") and "is a larger number than JSON can carry" in said and len(said) < 300
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "0" * 5000 + "1", "1e400", "-1", "\u0663"])
+@pytest.mark.parametrize(
+    "line", ["concurrency: {}\n", "budget: {{spend: {}}}\n", "defaults: {{retry: {{attempts: {}, never: [{}]}}}}\n"]
+)
+def test_y9_a_number_of_any_length_is_a_number_or_a_mistake(tmp_path: Path, number: str, line: str) -> None:
+    """Y9: Python reads no more than some thousand digits."""
+    (tmp_path / "list.yaml").write_text(line.format(number, number) + "tasks:\n- {id: a, run: echo}\n")
+    assert all(said.startswith("list.yaml:1:") for said in refused(tmp_path / "list.yaml"))
