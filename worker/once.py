@@ -279,7 +279,8 @@ class Claim:
         key, step, since = self.key, answer["step"], answer["since"]
         if answer["verdict"] == wire.CONFLICT:
             raise Conflict(
-                f"'{key}': stands for something else, which step '{step}' claimed at {since}; use another key"
+                f"'{key}': stands for something else, which step '{step}' claimed at {since}; use another key, "
+                f"or if that was tried in vain: agentctl settle '{key}' --redo"
             )
         raise Unknown(
             f"'{key}': step '{step}' was cut off in it at {since}, and nobody can tell whether it happened; "

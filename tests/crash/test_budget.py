@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeWorker
+from tests.postgres import Server
 from tests.support import ROOT, Worker
 from worker import atlimit, cli, outside
 from worker.errors import OUT_OF_BUDGET
@@ -503,3 +504,28 @@ tasks:
     full.unlink()
     assert w.wait() == OUT_OF_BUDGET
     assert sorted(w.done()) == ["a", "b"]
+
+
+def test_the_limit_holds_for_every_machine_of_the_run(worker: MakeWorker, tmp_path: Path, server: Server) -> None:
+    """
+    One machine spends the last of it; the step of the other goes on to its end, and neither begins another.
+    """
+    until = f"while ! test -e {tmp_path}/FILE; do sleep 0.02; done"
+    tasks = f"""
+run: shared
+ledger: '{server.empty_database()}'
+budget: {{spend: 1, at_limit: finish}}
+tasks:
+  - {{id: pays, run: '{until.replace("FILE", "pay")}; {SPEND} 1; {until.replace("FILE", "go")}'}}
+  - {{id: works, run: '{until.replace("FILE", "go")}'}}
+  - {{id: next, run: 'true'}}
+"""
+    one, two = worker(tasks, "one"), worker(tasks, "two")
+    one.start().until("pays: started")
+    two.start().until("works: started")
+    (tmp_path / "pay").touch()
+    for each in (one, two):
+        each.until("the budget is spent, spend: 1 of 1 used; no step is begun, those at work go on to their own end")
+    (tmp_path / "go").touch()
+    assert [one.wait(), two.wait()] == [OUT_OF_BUDGET] * 2
+    assert sorted(one.done()) == ["pays", "works"]

@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import MakeWorker
 from tests.support import PATIENCE, ROOT
+from worker import cli
 
 AGENTCTL = f"'{sys.executable}' -m worker"
 FAST = "delay: 10ms, max_delay: 10ms"
@@ -389,3 +390,23 @@ tasks:
     causes = {row.step: row.cause for row in w.rows()}
     assert causes["b"] == "exited with status 1: ConnectionRefusedError: refused"
     assert causes["c"] == "expect: its output does not match 'nothing'"
+
+
+def test_a_command_that_was_mended_is_no_conflict_for_ever(worker: MakeWorker, effects: Path) -> None:
+    """
+    F2: with a check a failed try stays open, also for another command; the refusal says how to go on.
+    """
+    once = f"{AGENTCTL} once k --check 'test -s {effects}' --"
+    w = worker(f"""
+defaults: {{env: {{PYTHONPATH: {ROOT}}}, retry: {{attempts: 1}}}}
+tasks:
+  - id: a
+    run: |
+      {once} sh -c 'exit 3' || {once} sh -c 'echo done >> {effects}'
+""")
+    assert w.run() == 70
+    assert w.matching("use another key, or if that was tried in vain: agentctl settle 'k' --redo")
+    assert cli.main(["settle", "k", "--redo", "--state", str(w.state)]) == 0
+    w.config.write_text(w.config.read_text().replace("exit 3", f"echo done >> {effects}"))
+    assert w.run() == 0
+    assert effects.read_text() == "done\n"
