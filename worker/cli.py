@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from worker import __version__, stepcli
 from worker.errors import FAULT, OK, STATE_UNUSABLE, AgentError
-from worker.ledger import StorageFull
+from worker.ledger import LedgerCorrupt, StorageFull
 
 if TYPE_CHECKING:
     from worker.installed import Installed
@@ -30,6 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     except AgentError as exc:
         print(exc, file=sys.stderr)
         return exc.exit_status
+    except LedgerCorrupt as exc:
+        print(f"the ledger cannot be read as one: {exc}; starting the agent sets it aside", file=sys.stderr)
+        return STATE_UNUSABLE
     except StorageFull as exc:
         print(f"the ledger cannot be read or written now: {exc}; try again", file=sys.stderr)
         return STATE_UNUSABLE

@@ -1,7 +1,9 @@
 """The daemon from its start to its exit status: read, check, lock, resume, work."""
 
+import contextlib
 import faulthandler
 import gc
+import os
 import time
 from collections.abc import Callable, Mapping
 
@@ -10,10 +12,11 @@ from worker.alert import Alert, Words
 from worker.awake import Awake
 from worker.contact import Contact
 from worker.disk import FULL, PATIENCE
-from worker.errors import OK, WORK_LEFT, AgentError, StateError, StateHeld
+from worker.errors import FAULT, OK, WORK_LEFT, AgentError, StateError, StateHeld
 from worker.folder import Places
 from worker.journal import ERROR, NOTICE, WARNING, Journal
-from worker.ledger import LedgerAway, StorageFull
+from worker.ledger import LedgerAway, LedgerCorrupt, StorageFull
+from worker.ledger.sqlite.checks import SUSPECT
 from worker.run import Run
 from worker.succession import Predecessor
 from worker.systemd import Notifier
@@ -54,6 +57,10 @@ def run(config_path: str, state_folder: Callable[[str], str], environ: Mapping[s
             log.event("warning", line, priority=ERROR)
         if root and not isinstance(exc, StateHeld):  # the one who holds it has the say
             alert.say_last(root, Words(status, Alert(alert.GAVE_UP, _cause(exc))))
+    except LedgerCorrupt as exc:
+        status = FAULT
+        text = f"{root}/ledger.db: cannot be read as a ledger: {exc}; the next start sets it aside"
+        log.event("warning", text, priority=ERROR)
     _tell(told, root, status, environ, log)
     return status
 
@@ -123,6 +130,12 @@ def _go_on(
         return _last_look(shop.list, status, log)
     except OSError as exc:
         raise StateError(f"{exc.filename or places.root}: {exc.strerror}") from exc
+    except AgentError:
+        raise
+    except Exception:  # the next start looks at each value before it believes it
+        with contextlib.suppress(OSError):
+            os.close(os.open(places.ledger + SUSPECT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640))
+        raise
     finally:
         resumed.ledger.close()
 

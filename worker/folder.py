@@ -337,3 +337,16 @@ def set_aside(path: str, suffixes: tuple[str, ...] = ("",)) -> str:
         with contextlib.suppress(FileNotFoundError):
             os.rename(path + suffix, new + suffix)
     return new
+
+
+def keep_copy(path: str, suffixes: tuple[str, ...]) -> str:
+    """Copy a file with its companions to `PATH.damaged-TIME`, byte for byte; return the new name.  Raises OSError."""
+    new = f"{path}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    while os.path.exists(new):
+        new += "+"
+    for suffix in suffixes:
+        if os.path.exists(path + suffix):
+            import shutil  # for the rare moment
+
+            shutil.copyfile(path + suffix, new + suffix)
+    return new

@@ -36,7 +36,7 @@ from worker.folder import Places
 from worker.installed import Installed
 from worker.knowledge import Known
 from worker.ledger import DONE, LedgerCorrupt, Row, StorageFull
-from worker.ledger.sqlite import VERSION, SqliteLedger
+from worker.ledger.sqlite import VERSION, SqliteLedger, checks
 from worker.ledger.sqlite.database import log as sqlite_log
 
 SQLITE = b"SQLite format 3\0"
@@ -169,6 +169,7 @@ def _restore(
             written = clock.stamp(max((row.ended or row.started for row in store.rows()), default=0.0))
         store.move()
         store.note({"config": ""})  # of a list on the machine that it came from
+        store.note({checks.ID: ""})  # its mark is elsewhere
         fromcopy.cast(store, f"restored from {os.path.basename(source.name)}", clock.unstamp(written))
         checkpoint.write(staged.checkpoint, found.run, store)
     swap.decide(root, found.run)

@@ -6,6 +6,7 @@ than the checkpoint (it was copied without its -wal, say) is given what it lacks
 read is set aside, never overwritten; if nothing sound is left the worker does not start.
 """
 
+import contextlib
 import os
 from typing import NamedTuple
 
@@ -15,8 +16,10 @@ from worker.config import Config
 from worker.errors import StateError
 from worker.folder import Places
 from worker.ledger import Ledger, LedgerCorrupt
-from worker.ledger.sqlite import SUFFIXES, SqliteLedger
+from worker.ledger.sqlite import SUFFIXES, SqliteLedger, checks, mark
+from worker.ledger.sqlite.checks import SUSPECT, Found
 from worker.ledger.sqlite.database import LOGS, strange_log
+from worker.ledger.sqlite.mark import Said
 from worker.plan import Plan
 
 
@@ -47,11 +50,21 @@ def open_ledger(places: Places, in_order: bool = True) -> Resumed:
                 f"start it with that 'ledger:' once more, or go on from checkpoint.json: rm {places.root}/worker.json",
             )
         member.leave(places.root)
-    ledger, broken = _open(places)
-    if ledger is not None:
+    found, broken = _look(places)
+    if found is not None:
+        lost = _lost(found, places, notices)
+        ledger = SqliteLedger.open(places.ledger, examined=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(places.ledger + SUSPECT)
         _compare(ledger, places, notices)
+        if lost and fromcopy.read(ledger) is None:
+            newest = max((row.ended or row.started for row in ledger.rows()), default=None)
+            fromcopy.cast(ledger, lost, newest)
+        if lost or not found.id:
+            ledger.begin_mark()
     else:
         ledger = _rebuild(places, broken, notices)
+        ledger.begin_mark()
     if ledger.fact("run") is None:
         ledger.note({"run": places.run})
     return Resumed(ledger, notices)
@@ -103,10 +116,9 @@ def _own(path: str) -> None:
 
 def _other_run(places: Places) -> str | None:
     """Return the name of the run whose state is here, if it is another one than ours."""
-    ledger, _broken = _open(places)
-    if ledger is not None:
-        name = ledger.fact("run")
-        ledger.close()
+    found, _broken = _look(places)
+    if found is not None:
+        name = found.run
     else:
         try:
             name = checkpoint.header(places.checkpoint).run
@@ -115,14 +127,38 @@ def _other_run(places: Places) -> str | None:
     return None if name in (None, places.run) else name
 
 
-def _open(places: Places) -> tuple[SqliteLedger | None, str | None]:
-    """Return the ledger, or what is wrong with it, or neither if there is none."""
+def _look(places: Places) -> tuple[Found | None, str | None]:
+    """Return what the ledger is, or what is wrong with it, or neither if there is none; changes nothing."""
     try:
-        return SqliteLedger.open(places.ledger), None
+        return checks.examine(places.ledger), None
     except FileNotFoundError:
         return None, None
     except LedgerCorrupt as exc:
         return None, str(exc)
+
+
+def _lost(found: Found, places: Places, notices: list[str]) -> str:
+    """Return why not all that happened is in a ledger that is whole, empty if it is; what is left of it is kept."""
+    if not found.id:
+        return ""  # a new one, or one of an older format
+    try:
+        said = mark.read(places.ledger)
+    except FileNotFoundError:
+        said = Said("", 0, True)
+    if said is None:
+        return ""
+    if said.copied or said.id != found.id:
+        notices.append(
+            f"{places.ledger}: was put here, or copied with its folder; a copy does not know what came after"
+        )
+        return "a copy that was put here"
+    if said.revision <= found.revision:
+        return ""
+    kept = folder.keep_copy(places.ledger, ("", *LOGS))
+    missing = plural.of(said.revision - found.revision, "change")
+    what = f"has lost {missing} that had been written to it: a part of it cannot be read"
+    notices.append(f"{places.ledger}: {what}; kept as {kept}")
+    return f"all that could be read of one that has lost {missing}"
 
 
 def _compare(ledger: SqliteLedger, places: Places, notices: list[str]) -> None:

@@ -15,7 +15,7 @@ from worker.errors import StateError
 from worker.folder import Places
 
 _FOREIGN = "it is not the agent's; move it away, or use another state folder"
-_LEDGER = tuple(f"ledger.db{ending}" for ending in ("-wal", "-journal", "-shm", ""))
+_LEDGER = tuple(f"ledger.db{ending}" for ending in ("-wal", "-journal", "-shm", ".mark", ""))
 _PARTS = ("ended", "out", "steps", "log", "checkpoint.json", *_LEDGER)
 
 

@@ -21,7 +21,9 @@ _PREPARED, _DECIDED, _BEFORE = ".restore", "restoring-", "before-restore-"
 _LEDGER = "ledger.db"
 # Gone before the new ledger comes: it must not meet the log of another one.  The ledger first, so that nobody
 # opens it without its log.
-_OLD = (_LEDGER, f"{_LEDGER}-wal", f"{_LEDGER}-shm", f"{_LEDGER}-journal", "worker.json", "ended", "copy")
+_OLD = (
+    *(f"{_LEDGER}{ending}" for ending in ("", "-wal", "-shm", "-journal", ".mark")), "worker.json", "ended", "copy",
+)  # fmt: skip
 _FOLDERS = ("out", "steps", "log")
 _BOTH = (*_FOLDERS, "checkpoint.json")
 

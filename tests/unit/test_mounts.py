@@ -90,7 +90,11 @@ def test_s1_on_another_machines_disk_there_is_no_log_and_it_is_said(
     assert done(tmp_path / "ledger.db") == ["a"]
     write(resumed.ledger, "b")
     resumed.ledger.close()
-    assert sorted(path.name for path in tmp_path.glob("ledger.db*")) == ["ledger.db", "ledger.db-journal"]
+    assert sorted(path.name for path in tmp_path.glob("ledger.db*")) == [
+        "ledger.db",
+        "ledger.db-journal",
+        "ledger.db.mark",
+    ]
     (said,) = [text for text in resumed.notices if "journal" in text]
     assert said == f"{tmp_path}: is on nfs4, where SQLite cannot keep a write-ahead log; using a rollback journal, " \
         "which is slower"  # fmt: skip

@@ -14,15 +14,16 @@ from worker import files, points
 from worker.errors import StateError
 from worker.ledger import DONE, Claim, Ending, Heard, LedgerCorrupt, Recorded, Row, Saved
 from worker.ledger.effects import Effect
+from worker.ledger.sqlite import checks, mark
 from worker.ledger.sqlite.database import LOGS, Database, approach, connect, errors, prepare, reading, transaction
 from worker.ledger.sqlite.effects import SqliteEffects
+from worker.ledger.sqlite.mark import Mark
 from worker.ledger.sqlite.schema import MIGRATIONS, SCHEMA, VERSION
 
-# Larger ledgers are read as they are: a look at every page would hold up the start for too long.
-_CHECKED_MAX = 512 * 1024 * 1024
 __all__ = ["SUFFIXES", "VERSION", "SqliteLedger"]
 
 SUFFIXES = ("", "-shm", *LOGS)  # the files of one database
+_ID = checks.ID  # the fact by which the mark knows its ledger
 _MOVED = "moved"  # in place of a boot's id: the attempt was open on another machine
 
 _ROW = ", ".join(Row._fields)
@@ -49,10 +50,11 @@ class SqliteLedger:
 
     def __init__(self, path: str, connection: Database) -> None:
         self.path = path
-        self.effects = SqliteEffects(connection)
+        self.effects = SqliteEffects(connection, self._came_so_far)
         self._db = connection
         self._seq, self._ended = 0, 0
         self._open: dict[tuple[str, int], int] = {}
+        self._mark: Mark | None = None
 
     @classmethod
     def create(
@@ -89,8 +91,8 @@ class SqliteLedger:
         return cls.open(path)
 
     @classmethod
-    def open(cls, path: str, read_only: bool = False) -> "SqliteLedger":
-        """Open an existing ledger.
+    def open(cls, path: str, read_only: bool = False, examined: bool = False) -> "SqliteLedger":
+        """Open an existing ledger; `examined`: it was looked through before (worker.ledger.sqlite.checks).
 
         Raises FileNotFoundError, LedgerCorrupt if it cannot be read as a ledger, StateError if a
         newer version of the program wrote it.
@@ -100,13 +102,15 @@ class SqliteLedger:
         for suffix in ("", *LOGS):  # a FIFO would hold us up for ever
             if os.path.exists(path + suffix) and not os.path.isfile(path + suffix):
                 raise LedgerCorrupt(f"{os.path.basename(path)}{suffix} is no plain file")
+        if not read_only and not examined:
+            checks.examine(path)  # damage stays as it is
         with errors():
             db = connect(path, reading(path) if read_only else "rw")
             ledger = cls(path, db)
             try:
                 if not read_only:
                     approach(db, path)
-                version = ledger._check(thorough=not read_only)  # before anything that writes: damage stays as it is
+                version = checks.format_of(db, path)
                 if version < VERSION:
                     ledger._migrate(version, read_only)
                 if not read_only:
@@ -115,13 +119,31 @@ class SqliteLedger:
             except BaseException:
                 db.close()
                 raise
+        if not read_only:
+            with contextlib.suppress(OSError):
+                ledger._mark = Mark(path, ledger.fact(_ID) or "")
         return ledger
+
+    def begin_mark(self) -> None:
+        """Begin a mark for this ledger, under a name that no copy of it from before has.  Raises OSError."""
+        id = os.urandom(8).hex()
+        mark.begin(self.path, id, self.revision())
+        self.note({_ID: id})
+        if self._mark is not None:
+            self._mark.close()
+        self._mark = Mark(self.path, id)
+
+    def _came_so_far(self) -> None:
+        """Note, outside of the database, how far it has come; called after each durable commit that changes that."""
+        if self._mark is not None:
+            self._mark.note(self.revision())
 
     def record(self, endings: Sequence[Ending], claims: Sequence[Claim], most: int | None = None) -> Recorded:
         claims = claims[:most]
         seq, opened = self._seq, {}
         # A claim that is no loss needs no flush of its own; with an ending it has that one's.
-        with transaction(self._db, durable=bool(endings) or not all(claim.harmless for claim in claims)):
+        durable = bool(endings) or not all(claim.harmless for claim in claims)
+        with transaction(self._db, durable=durable):
             for ending in endings:
                 self._close(ending)
             for claim in claims:
@@ -133,6 +155,8 @@ class SqliteLedger:
             del self._open[ending.step, ending.number]
         self._open.update(opened)
         self._seq, self._ended = seq, self._ended + len(endings)
+        if durable:
+            self._came_so_far()
         return Recorded(list(claims), [])
 
     def renew(self, steps: Sequence[str]) -> list[str]:
@@ -291,6 +315,9 @@ class SqliteLedger:
 
     def close(self) -> None:
         self._db.close()
+        if self._mark is not None:
+            self._mark.close()
+            self._mark = None
 
     @contextlib.contextmanager
     def moment(self) -> Iterator[None]:
@@ -304,11 +331,9 @@ class SqliteLedger:
                 self._db.execute("COMMIT")
 
     def verify(self) -> None:
-        """Look at every page and every index.  Raises LedgerCorrupt."""
+        """Look at every page, every index and every value.  Raises LedgerCorrupt."""
         with errors():
-            verdict = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if verdict != "ok":
-            raise LedgerCorrupt(str(verdict))
+            checks.check(self._db, self.path, "integrity_check")
 
     def copy_to(self, path: str) -> None:
         """Write what the ledger holds at one moment to `path`, by SQLite's own backup.
@@ -335,32 +360,6 @@ class SqliteLedger:
         if ending.outcome == DONE:
             self._db.execute("DELETE FROM saved WHERE step = ?", (ending.step,))
 
-    def _check(self, thorough: bool) -> int:
-        """Return the format; raise LedgerCorrupt if it is none, StateError if it is a newer one."""
-        version: int = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version > VERSION:
-            raise StateError(
-                f"{self.path}: written by a newer version of the agent (format {version}, this one knows "
-                f"{VERSION}); install that version again, or use another state folder"
-            )
-        if version < 1:
-            raise LedgerCorrupt("not a ledger (no format number)")
-        if thorough and os.path.getsize(self.path) <= _CHECKED_MAX:
-            verdict = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if verdict != "ok":
-                raise LedgerCorrupt(str(verdict))
-            self._check_names(version)
-        return version
-
-    def _check_names(self, version: int) -> None:
-        """Raise LedgerCorrupt for a step or saved file that is called by a path: names become files of ours."""
-        names = [("attempts", "step"), *([("saved", "step"), ("saved", "name")] if version >= VERSION else [])]
-        for table, column in names:
-            foreign = f"{column} = '' OR {column} GLOB '*/*' OR {column} GLOB '.*' OR length({column}) > 255"
-            found = self._db.execute(f"SELECT {column} FROM {table} WHERE {foreign} LIMIT 1").fetchone()
-            if found is not None:
-                raise LedgerCorrupt(f"not a ledger of the agent's: {column} {found[0]!a} is no name of a file")
-
     def _load(self) -> None:
         self._seq, self._ended = self._db.execute(
             "SELECT coalesce(max(seq), 0), count(outcome) FROM attempts"
@@ -383,7 +382,7 @@ def _row(_cursor: sqlite3.Cursor, values: tuple[object, ...]) -> Row:
     return Row._make(values)
 
 
-def _keep_copy(db: sqlite3.Connection, path: str) -> None:
+def _keep_copy(db: Database, path: str) -> None:
     """Write a copy of the database by SQLite's own backup; it has its name only once it is checked and durable."""
     temp = f"{path}.new"
     for suffix in SUFFIXES:
@@ -392,8 +391,6 @@ def _keep_copy(db: sqlite3.Connection, path: str) -> None:
     with contextlib.closing(connect(temp, "rwc")) as copy:
         db.backup(copy)
         copy.execute("PRAGMA journal_mode = DELETE")  # one file, beside which no -wal is its own
-        verdict = copy.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if verdict != "ok":
-            raise LedgerCorrupt(str(verdict))
+        checks.check(copy, temp, "integrity_check")
     os.chmod(temp, 0o640)
     files.adopt(temp, path)

@@ -169,6 +169,8 @@ def errors() -> Iterator[None]:
     """Tell a full or failing disk (wait and try again) from a file that is no ledger."""
     try:
         yield
+    except UnicodeDecodeError as exc:  # out of what SQLite says
+        raise LedgerCorrupt(str(exc)) from exc
     except sqlite3.DatabaseError as exc:
         extended = getattr(exc, "sqlite_errorcode", 0)
         code = extended & 0xFF  # the low byte is the primary code
@@ -183,4 +185,6 @@ def errors() -> Iterator[None]:
             raise LedgerCorrupt(str(exc)) from exc
         if code == sqlite3.SQLITE_CONSTRAINT:
             raise ValueError(f"the ledger refuses this: {exc}") from exc
-        raise
+        if isinstance(exc, sqlite3.ProgrammingError):
+            raise  # a fault of ours
+        raise LedgerCorrupt(str(exc)) from exc  # a column that is not there, a text that is none

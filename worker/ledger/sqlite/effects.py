@@ -4,8 +4,9 @@ There is no lease: whoever claims is a process of this machine, known by boot, p
 gone so is its claim.  No clock can take it away.
 """
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from worker import clock
 from worker.ledger.effects import (
@@ -44,12 +45,14 @@ _HOLES = ", ".join("?" * len(Effect._fields))
 class SqliteEffects:
     """The effects in a ledger's database; see worker.ledger.effects.Effects."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, committed: Callable[[], None]) -> None:
+        """`committed` is called after each commit."""
         self._db = db
+        self._committed = committed
         self._me = _process(os.getpid()) or "?"
 
     def claim(self, key: str, parameters: str, step: str, lease: float, take_over: bool, claimant: str = "") -> Answer:
-        with transaction(self._db):
+        with self._transaction():
             found = self._find(key)
             if found is not None and found.state != COMMITTED and _is_unheard(found, claimant, parameters):
                 claim = found._replace(state=CLAIMED, token=self._next("token"), worker=self._me, at=clock.wall())
@@ -73,14 +76,14 @@ class SqliteEffects:
         return Answer(GRANTED if found is None else TAKEN_OVER, mine)
 
     def renew(self, key: str, token: int, lease: float) -> bool:
-        with transaction(self._db):
+        with self._transaction():
             mine = self._mine(key, token)
             if mine is not None and mine.worker not in ("", self._me):
                 self._put(mine._replace(worker=self._me))  # granted by the worker before, to a step that goes on
         return mine is not None
 
     def commit(self, key: str, token: int, result: bytes | None, size: int, claimant: str = "") -> bool:
-        with transaction(self._db):
+        with self._transaction():
             found = self._find(key)
             if found is None or found.token != token or found.claimant not in ("", claimant):
                 return False
@@ -89,7 +92,7 @@ class SqliteEffects:
         return True
 
     def release(self, key: str, token: int, claimant: str = "") -> bool:
-        with transaction(self._db):
+        with self._transaction():
             mine = self._mine(key, token)
             if mine is None or mine.claimant not in ("", claimant):
                 return False
@@ -97,7 +100,7 @@ class SqliteEffects:
         return True
 
     def abandon(self, key: str, token: int) -> bool:
-        with transaction(self._db):
+        with self._transaction():
             mine = self._mine(key, token)
             if mine is None:
                 return False
@@ -105,7 +108,7 @@ class SqliteEffects:
         return True
 
     def settle(self, key: str, result: bytes | None) -> Effect | None:
-        with transaction(self._db):
+        with self._transaction():
             found = self._find(key)
             if found is None or not (found.state == UNKNOWN or _abandoned(found)):
                 return None
@@ -122,13 +125,19 @@ class SqliteEffects:
 
     def restore(self, effects: Iterable[Effect]) -> int:
         added = 0
-        with transaction(self._db):
+        with self._transaction():
             for effect in effects:
                 found = self._find(effect.key)
                 if found is None or (found.state != COMMITTED and effect.state == COMMITTED):
                     self._put(effect._replace(token=self._next("token"), worker="", claimant="", taken=False))
                     added += 1
         return added
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with transaction(self._db):
+            yield
+        self._committed()
 
     def revision(self) -> int:
         """Return a number that grows with every change."""
@@ -143,7 +152,7 @@ class SqliteEffects:
     def skip(self, revisions: int) -> None:
         """Let the revision be so much higher, if that is any."""
         if revisions > 0:
-            with transaction(self._db):
+            with self._transaction():
                 self._db.execute("UPDATE effect_counts SET changes = changes + ?", (revisions,))
 
     def _verdict(self, found: Effect, parameters: str) -> str | None:
