@@ -3,12 +3,17 @@
 The one for systemd-nspawn is tested with real containers (tests/system).
 """
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.supervision import COPIED, DONE, TWO_MACHINES, World
+from worker.supervise import sandbox
+from worker.supervise.command import Answer, Runner
+from worker.supervise.provider import Hand
+from worker.supervise.record import Machine, Moment
 
 pytestmark = pytest.mark.programs
 
@@ -109,3 +114,102 @@ def test_a_hosted_sandbox_is_made_resumed_extended_and_stopped(tmp_path: Path) -
         "create1 put1 extend1 start1 resume1 extend1 start1 create2 put2 put2 extend2 start2 pause2"
     )
     assert world.machines() == [("1", "gone"), ("2", "paused")]
+
+
+# What `info` prints, and with which status it ends, of the machine "nightly-running-1f-1".
+NAME = "nightly-running-1f-1"
+JSON = '{"name": "%s", "state": "%s", "started_at": "2026-01-01", "desired_state": "started", "exit_status": 0}'
+TABLE = "NAME                   STATUS     CREATED\nnightly-running-1f-11  running    now\n%s   %s   2 h ago"
+SAID = [
+    (f"Name: {NAME}\nStatus: running\n", 0, "running"),
+    (f"Name: {NAME}\nStatus:   Stopped (was running)\n", 0, "stopped"),
+    (JSON % (NAME, "stopped"), 0, "stopped"),
+    (JSON % (NAME, "archived"), 0, "stopped"),
+    (JSON % (NAME, "started"), 0, "running"),
+    (JSON % (NAME, "terminated"), 0, "gone"),
+    (JSON % (NAME, "stopping"), 0, ""),
+    (JSON.replace(", ", ",\n  ") % (NAME, "suspended"), 0, "stopped"),
+    ('{"state": "stopped", "disk": {"state": "running"}}', 0, "stopped"),
+    ('{"state": "deleted", "snapshot": {"state": "stopped"}}', 0, ""),
+    ('{"state": "starting", "snapshot": {"state": "deleted"}}', 0, ""),
+    (TABLE % (NAME, "stopped"), 0, "stopped"),
+    (TABLE % (NAME, "running"), 0, "running"),
+    ("STOPPED\n", 0, "stopped"),
+    (f"{NAME} is well\n", 0, ""),
+    ("", 0, ""),
+    (f"Error: sandbox {NAME} not found", 1, "gone"),
+    (f"{NAME}: no such sandbox\n", 1, "gone"),
+    (f'sandbox "{NAME}" does not exist.\n', 1, "gone"),
+    (f"sandbox {NAME}1 not found", 1, ""),
+    (f"sandbox {NAME} not found", 2, ""),
+    (f"sandbox {NAME} not found", 127, ""),
+    ("not found", 1, ""),
+    ("lookup api.example: no such host", 1, ""),
+    (f'Get "https://api.example/v1/{NAME}": dial tcp: lookup api.example: no such host', 1, ""),
+    (f"open /root/.sandbox/{NAME}.json: no such file or directory", 1, ""),
+    (f"429 too many requests for {NAME}: sandbox info not found in cache, try some other time", 1, ""),
+    (f"image of {NAME} not found", 1, ""),
+]
+
+
+@pytest.mark.parametrize(("said", "status", "state"), SAID)
+def test_a_hosted_machines_state_is_the_value_of_a_field_and_gone_is_said_by_name(
+    tmp_path: Path, said: str, status: int, state: str
+) -> None:
+    """
+    A2, A7, F5: neither a name nor another field, no error of the network and none of a file is a state.
+    """
+    (tmp_path / "said").write_text(said)
+    cli = tmp_path / "cli"
+    cli.write_text(f'#!/bin/sh\n[ "$*" = "info {NAME}" ] || exit 9\ncat {tmp_path}/said >&$((1 + ({status} > 0)))\n'
+                   f"exit {status}\n")  # fmt: skip
+    cli.chmod(0o755)
+    assert answer(tmp_path, "state").output.strip() == state
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "made"),
+    [
+        (f"sandbox {NAME} not found", 1, True),
+        ("429 too many requests", 1, False),
+        ("lookup api.example: no such host", 1, False),
+        ("state: stopping", 0, False),
+        ("state: destroyed", 0, True),
+    ],
+)
+def test_a_hosted_machine_is_made_only_where_there_is_none_of_its_name(
+    tmp_path: Path, said: str, status: int, made: bool
+) -> None:
+    """
+    A5: names need not be unique there; whoever cannot be told whether there is one makes none.
+    """
+    cli = tmp_path / "cli"
+    cli.write_text(f'#!/bin/sh\n[ "$1" = info ] || {{ touch {tmp_path}/made; exit; }}\n'
+                   f"echo '{said}' >&2\necho '{said}'\nexit {status}\n")  # fmt: skip
+    cli.chmod(0o755)
+    assert answer(tmp_path, "create").ok == (made or status == 0)
+    assert (tmp_path / "made").exists() == made
+
+
+def answer(tmp_path: Path, kind: str) -> Answer:
+    """Run a command of the hosted provider's file for the machine NAME."""
+    (tmp_path / "job.yaml").write_text("run: job\ntasks:\n  - {id: a, run: 'true'}\n")
+    file = tmp_path / "sandbox.yaml"
+    file.write_text(f"config: job.yaml\nprovider: hosted\nvariables: {{CLI: {tmp_path}/cli, IMAGE: debian}}\n")
+    now = Moment(0.0, 0.0, "b")
+    runner = Runner(str(tmp_path / "command"), lambda: None)
+    hand = Hand(sandbox.load(str(file)).provider, runner, {"PATH": os.environ["PATH"]})
+    return hand._run(kind, Machine(1, NAME, NAME, "working", now, now))
+
+
+def test_a_host_that_was_never_given_one_is_nowhere(tmp_path: Path) -> None:
+    """
+    A5: a host that could not be reached when it was to be taken must be asked again, and not be waited for for ever.
+    """
+    world = World(
+        tmp_path / "w", DONE, "budget: {hours: 0.02}\n",
+        provider="provider: ssh\nvariables: {HOSTS: one-1, SSH: ROOT/bin/ssh, SUDO: ''}"
+    )  # fmt: skip
+    program(world, "ssh", SSH.replace("{ echo", '{ [ ! -e ROOT/later ] || mkdir "ROOT/disks/$1"; >ROOT/later; echo'))
+    assert world.supervise() == 0, world.said
+    assert [(machine["id"], machine["state"]) for machine in world.record()["machines"]] == [("one-1", "paused")]
