@@ -172,6 +172,8 @@ def _from_ledger(store: Ledger, pid: int | None, root: str) -> dict[str, Any]:
     try:
         board, unlisted = _board(store, rows, pid is not None)
         counts = status.counts(board)
+        if state == "done" and counts["done"] == counts["total"] and store.fact("total"):
+            counts = _counts_without_list(store, rows)  # what has left the world since was done all the same
     except AgentError:  # the list is gone or wrong by now: as it was when the worker last read it
         counts = _counts_without_list(store, rows)
     counts["waiting"] = max(0, counts["waiting"] - sum(not row.get("worker") for row in current))

@@ -374,12 +374,14 @@ def test_a_list_that_has_no_steps_today_has_nothing_to_do(worker: MakeWorker, tm
     """
     (tmp_path / "in").mkdir()
     w = worker("run: n8\ntasks:\n  - {id: load, foreach: {glob: 'in/*'}, run: 'rm $AGENT_ITEM'}\n")
-    for begun_before in (False, True):
-        assert w.run() == 0
-        assert w.matching("run n8: nothing to do, the list has no steps now") or begun_before
-        found = report.look(str(w.state), None)
-        assert (found["status"], found["steps"]["total"], found["steps"]["done"]) == ("done", 0, 0)
-        (tmp_path / "in" / "a").touch()
+    assert w.run() == 0
+    assert w.matching("run n8: nothing to do, the list has no steps now")
+    found = report.look(str(w.state), None)
+    assert (found["status"], found["steps"]["total"], found["steps"]["done"]) == ("done", 0, 0)
+    (tmp_path / "in" / "a").touch()
+    assert [w.run(), w.run()] == [0, 0]
+    assert len(w.matching("nothing to do, the list has no steps now")) == 2
+    assert w.done() == [step(tmp_path, "a").removesuffix(".csv")]
 
 
 def test_a_step_that_failed_and_was_taken_out_is_listed_as_removed(
@@ -460,3 +462,20 @@ def test_what_another_task_does_under_the_same_key_is_not_left_behind(worker: Ma
     assert w.done() == ["new"]
     assert not w.matching("no longer in the list")
     assert report.look(str(w.state), None)["unlisted"] == []
+
+
+def test_a_run_that_is_done_is_counted_as_it_ended(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    E3: what its steps have moved away is not found any more, and was done.
+    """
+    (tmp_path / "in").mkdir()
+    for name in "abc":
+        (tmp_path / "in" / name).touch()
+    w = worker("run: e3\ntasks:\n  - {id: load, foreach: {glob: 'in/*'}, run: 'rm $AGENT_ITEM'}\n")
+    assert w.run() == 0
+    assert w.matching("done, 3 of 3 steps done")
+    counts = report.look(str(w.state), None)["steps"]
+    assert (counts["total"], counts["done"], counts["waiting"]) == (3, 3, 0)
+    (tmp_path / "in" / "d").touch()
+    counts = report.look(str(w.state), None)["steps"]
+    assert (counts["total"], counts["done"], counts["waiting"]) == (1, 0, 1), "what a start would find"
