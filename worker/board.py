@@ -219,7 +219,7 @@ def _after(before: Progress, row: Row, counts: bool, now: Now) -> Progress:
         begun = before.begun or has_begun(row)
         return before._replace(number=row.number, retry_at=now.monotonic, unsure=unsure, begun=begun)
     wait = max(0.0, min(row.ended + row.delay - now.wall, row.delay)) if row.ended is not None else 0.0
-    known = advance(before, row.outcome, row.counted, row.took + row.delay, row.progress)
+    known = advance(before, row.outcome, row.counted, charged(before, row.took) + row.delay, row.progress)
     begun = before.begun or has_begun(row)
     return known._replace(number=row.number, retry_at=now.monotonic + wait, unsure=row.unsure, begun=begun)
 
@@ -228,6 +228,11 @@ def has_begun(end: Row | Ending) -> bool:
     """Return whether the program of an attempt that has ended was begun, and did not say that nothing has happened."""
     failed = end.outcome in (ledger.FAILED, ledger.STALLED) and end.status not in (None, 0, TEMPORARY)
     return end.unsure or (failed and not end.cause.startswith(NOT_BEGUN))
+
+
+def charged(before: Progress, took: float) -> float:
+    """Return how much of an attempt's time is a step's "not now": the first one said so only at the end of its work."""
+    return 0.0 if not before.deferrals and took >= FRESH_WORK else took
 
 
 def advance(before: Progress, outcome: str, counted: bool, spent: float, progress: float) -> Progress:

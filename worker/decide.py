@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Literal, NamedTuple
 
 from worker import board as states
-from worker.board import FRESH_WORK, Board, Progress
+from worker.board import FRESH_WORK, Board, Progress, charged
 from worker.errors import TEMPORARY
 from worker.ledger import AGAIN, DEFERRED, DONE, FAILED, INTERRUPTED, STALLED, UNKNOWN, Ending
 from worker.plan import Step
@@ -195,9 +195,10 @@ def _not_now(end: End, past: Progress, retry: Retry, chance: float) -> Verdict:
     if not wish and (end.progress > past.best or (end.saved and worth_it)):
         return Verdict(AGAIN, "asked to be started afresh", False, False, 0.0)
     patience = min(retry.patience, _NO_HOST_PATIENCE) if end.hopeless else retry.patience
-    left = patience - past.waited - end.took
+    took = charged(past, end.took)
+    left = patience - past.waited - took
     if left <= 0:
-        cause = f"said 'not now' for {show(past.waited + end.took)}, longer than its patience"
+        cause = f"said 'not now' for {show(past.waited + took)}, longer than its patience"
         if end.hopeless and patience < retry.patience:
             cause += f" of {show(patience)} with a name that does not exist"
         last = end.why or end.reason

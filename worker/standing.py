@@ -256,7 +256,8 @@ class Standing:
             self.board.set(step, boards.DONE)
             return
         mended = definition != self.plan.digest(self.plan.by_id[step])
-        before, spent = self.board.progress(step), ending.took + ending.delay
+        before = self.board.progress(step)
+        spent = boards.charged(before, ending.took) + ending.delay
         if mended:  # all its attempts anew
             known = boards.Progress(number=ending.number, unsure=ending.unsure)
         else:

@@ -227,6 +227,17 @@ def test_patience_goes_on_while_a_step_is_begun_afresh_for_little() -> None:
         assert (after.deferrals, after.waited) == (0, 0.0)
 
 
+def test_work_before_the_first_not_now_costs_no_patience() -> None:
+    """
+    Three hours of work that end with an overloaded server are no three hours of "not now".
+    """
+    verdict = judged(End(75, took=10800.0), chance=0.5)
+    assert (verdict.outcome, verdict.delay) == ("deferred", 5.0)
+    assert boards.charged(UNTRIED, 10800.0) == 0.0
+    assert boards.charged(UNTRIED, 5.0) == 5.0, "a step that only looks whether it can begin has waited"
+    assert boards.charged(Progress(deferrals=1), 10800.0) == 10800.0
+
+
 def test_a_name_that_does_not_exist_is_not_waited_for_as_long_as_a_network() -> None:
     """
     E13: ten minutes, and the cause says why.
