@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from worker import __version__, stepcli
-from worker.errors import FAULT, OK, STATE_UNUSABLE, AgentError
+from worker import __version__, startup, stepcli
+from worker.errors import FAULT, OK, STATE_UNUSABLE, AgentError, ConfigError, Problem
 from worker.ledger import LedgerCorrupt, StorageFull
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; return its exit status.  What a user did wrong is one line, never a traceback."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
+    if command in (_settle, _restore, _alert) or (command is _budget and options.add):
+        startup.let_output_fail()
     try:
         return command(options)
     except AgentError as exc:
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"the ledger cannot be read or written now: {exc}; try again", file=sys.stderr)
         return STATE_UNUSABLE
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has seen enough: `agentctl list | head`
+        startup.give_up_output()  # the reader has seen enough: `agentctl list | head`
         return OK
     except KeyboardInterrupt:
         return FAULT
@@ -158,9 +160,18 @@ def _add_state(parser: argparse.ArgumentParser, besides: str = "") -> None:
     where.add_argument("--instance", default="", metavar="NAME", help="the installed agent@NAME")
 
 
+def _absolute(path: str) -> str:
+    """Return the whole path; raises ConfigError where there is no folder from which a part of one could count."""
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:
+        what = f"'{path}' counts from the folder in which this was called, and that is gone"
+        raise ConfigError([Problem(None, what, "cd elsewhere, or give the whole path")]) from None
+
+
 def _config_path(options: argparse.Namespace) -> str:
     if options.config:
-        return os.path.abspath(str(options.config))
+        return _absolute(options.config)
     return f"{CONFIG_FOLDER}/{options.instance or 'config'}.yaml"
 
 
@@ -181,7 +192,7 @@ def _installed(options: argparse.Namespace) -> "Installed | None":
 
 def _state_folder(options: argparse.Namespace) -> str:
     if options.state:
-        return os.path.abspath(str(options.state))
+        return _absolute(options.state)
     return f"{STATE_FOLDER}/{unit(options.instance)}"
 
 
@@ -190,7 +201,7 @@ def _foreground_state(options: argparse.Namespace, run: str, environ: Mapping[st
     if options.state or not (options.config or "STATE_DIRECTORY" in environ):
         return _state_folder(options)
     if "STATE_DIRECTORY" in environ:
-        return environ["STATE_DIRECTORY"].split(":")[0]
+        return _absolute(environ["STATE_DIRECTORY"].split(":")[0])
     return os.path.join(_own_state(environ), "agent", run)
 
 
@@ -198,11 +209,9 @@ def _own_state(environ: Mapping[str, str]) -> str:
     """Return where a person's programs keep their state.  Raises ConfigError where that cannot be known."""
     base = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     if base.startswith("~"):
-        from worker.errors import ConfigError, Problem
-
         what = "there is no folder for the state: HOME is not set, and this user has no entry in the user database"
         raise ConfigError([Problem(None, what, "name one with --state DIR")])
-    return os.path.abspath(base)
+    return _absolute(base)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -314,11 +323,11 @@ def _alert(options: argparse.Namespace) -> int:
 def _supervise(options: argparse.Namespace) -> int:
     from worker.supervise import daemon
 
-    sandbox = os.path.abspath(options.sandbox)
+    sandbox = _absolute(options.sandbox)
 
     def folder(name: str) -> str:
         if options.state or "STATE_DIRECTORY" in os.environ:
-            return os.path.abspath(options.state or os.environ["STATE_DIRECTORY"].split(":")[0])
+            return _absolute(options.state or os.environ["STATE_DIRECTORY"].split(":")[0])
         if os.path.dirname(sandbox) == f"{CONFIG_FOLDER}/supervisor":  # what agent-supervisor@ keeps alive
             return f"{STATE_FOLDER}/agent-supervisor/{os.path.splitext(os.path.basename(sandbox))[0]}"
         return os.path.join(_own_state(os.environ), "agent-supervisor", name)

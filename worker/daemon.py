@@ -18,6 +18,7 @@ from worker.journal import ERROR, NOTICE, WARNING, Journal
 from worker.ledger import LedgerAway, LedgerCorrupt, StorageFull
 from worker.ledger.sqlite.checks import SUSPECT
 from worker.run import Run
+from worker.startup import prepare_daemon
 from worker.succession import Predecessor
 from worker.systemd import Notifier
 from worker.tasklist import Tasklist
@@ -34,6 +35,7 @@ def run(config_path: str, state_folder: Callable[[str], str], environ: Mapping[s
     `state_folder` tells the state folder from the run's name.  A fault that is not ours to mend is
     said in one line each, before READY=1 if it can be known then.
     """
+    prepare_daemon()
     faulthandler.enable()  # systemd's watchdog kills with SIGABRT: our stack goes to the journal
     send = journal.sender(environ)
     log = Journal("", send)

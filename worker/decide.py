@@ -133,7 +133,8 @@ def ending(step: str, number: int, verdict: Verdict, status: int | None, ended: 
         outcome=verdict.outcome,
         counted=verdict.counted,
         final=verdict.final,
-        cause=verdict.cause,
+        # It may name a file, whose name need not be UTF-8 as the ledger's texts are.
+        cause=verdict.cause.encode(errors="backslashreplace").decode(),
         status=status,
         ended=ended,
         delay=verdict.delay,

@@ -62,8 +62,8 @@ class Signals:
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._events = events
         self._handler = handler
-        # What was ignored when we were started stays so: `nohup` means it.
-        heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+        # A hangup that was ignored when we were started stays so: `nohup` means it.
+        heard = [n for n in numbers if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
         self._before = {number: signal.signal(number, lambda *_: None) for number in heard}
         # A full pipe loses nothing that matters: one byte is enough to wake the loop, and SIGCHLD
         # and SIGTERM mean the same however often they came.

@@ -18,6 +18,21 @@ from worker import points
 from worker.errors import StateError
 
 _EMPTY = ".empty"
+_BYTES = "bytes:"  # no whole path begins like this
+
+
+def as_text(path: str) -> str:
+    """Return the whole `path` as UTF-8 text, which a database takes; `from_text` makes it a path again."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return _BYTES + os.fsencode(path).hex()
+    return path
+
+
+def from_text(text: str) -> str:
+    """Return the path of which `as_text` has made this."""
+    return os.fsdecode(bytes.fromhex(text.removeprefix(_BYTES))) if text.startswith(_BYTES) else text
 
 
 def replace(path: str, chunks: Iterable[bytes], mode: int = 0o640) -> None:

@@ -138,7 +138,7 @@ def prepare(root: str, runtime: str | None) -> str:
             ) from exc
     if runtime is None:
         runtime = f"{root}/run"
-        if len(f"{runtime}/notify.00000".encode()) > _SOCKET_PATH_MAX:
+        if len(os.fsencode(f"{runtime}/notify.00000")) > _SOCKET_PATH_MAX:
             runtime = _short_runtime(root)
     try:
         os.makedirs(runtime, mode=0o700, exist_ok=True)
@@ -222,7 +222,7 @@ def begin(held: Lock, runtime: str) -> None:
     """Note that this worker is at work, and that it can be asked in the folder `runtime`."""
     with contextlib.suppress(OSError):
         os.ftruncate(held.fd, len(_AT_WORK))
-    _mark(held.fd, _AT_WORK + runtime.encode() + b"\n")
+    _mark(held.fd, _AT_WORK + os.fsencode(runtime) + b"\n")
 
 
 def runtime(root: str) -> str:
@@ -238,7 +238,7 @@ def runtime(root: str) -> str:
 
 
 def _runtime(said: bytes) -> str:
-    return said[len(_AT_WORK) :].rstrip(b"\n").decode(errors="replace")
+    return os.fsdecode(said[len(_AT_WORK) :].rstrip(b"\n"))
 
 
 class Ends(NamedTuple):

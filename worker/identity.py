@@ -8,6 +8,7 @@ state folder that was moved or copied is a person's own doing, and goes with the
 
 import os
 
+from worker import files
 from worker.config import Config
 from worker.errors import ConfigError, Mark, Problem
 from worker.ledger import Ledger
@@ -18,11 +19,12 @@ def check(settings: Config, store: Ledger, root: str) -> str | None:
 
     The ledger is that of the state folder `root`, and nothing in it is changed.
     """
-    before, path = store.fact("config"), settings.files[0]
+    known, path = store.fact("config"), settings.files[0]
+    before = files.from_text(known) if known else None
     if not before or before == path or store.shared or _same(before, path):
         return None
     moved = settings.named and not os.path.lexists(before)
-    if moved or store.fact("home") not in (None, root):
+    if moved or store.fact("home") not in (None, files.as_text(root)):
         return f"the list was {before} before, and is {path} now"
     ways = [] if settings.named else [f"write 'run: {settings.run}' into it"]
     ways += [f"take {before} away first"] if os.path.lexists(before) else []

@@ -1,4 +1,4 @@
-"""The journal's inlet: what is done while journald takes nothing.
+"""The journal's inlet: what is done while journald, or whoever reads standard error, takes nothing.
 
 Sending to it waits for as long as it hangs, and so would the worker, until systemd killed it in journald's stead.
 What is not taken within PATIENCE is kept if it is an event, and is sent later; a step's lines are left out, and
@@ -21,11 +21,26 @@ _SOCKET = "/run/systemd/journal/socket"
 class Inlet:
     """Passes entries on, in order, to a `put` that may wait; never waits itself for longer than PATIENCE."""
 
-    def __init__(self, put: Callable[[Sequence[str]], None], path: str = _SOCKET) -> None:
+    def __init__(
+        self,
+        put: Callable[[Sequence[str]], object],
+        path: str = _SOCKET,
+        takes: Callable[[float], bool] | None = None,
+        name: str = "the journal",
+    ) -> None:
+        """`put` returns False for what it has not taken.  `takes` says whether it would take something.
+
+        Without `takes` the socket at `path` is asked.
+        """
         self._put = put
+        self._name = name
         self._kept: collections.deque[Sequence[str]] = collections.deque(maxlen=_KEPT_MAX)
         self._left_out = 0
+        self._lost = 0  # events
         self._ready: select.poll | None = None
+        self._takes = takes or self._asked
+        if takes is not None:
+            return
         self._probe = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with contextlib.suppress(OSError):  # there is none to ask: whoever puts will see
             self._probe.connect(path)
@@ -36,9 +51,10 @@ class Inlet:
     def pass_on(self, entry: Sequence[str], event: bool) -> None:
         """Put `entry`, or deal with it as the module says."""
         behind = bool(self._kept or self._left_out)
-        if self._takes(0.0 if behind else PATIENCE) and self._catch_up():
-            self._put(entry)
-        elif event:
+        if self._takes(0.0 if behind else PATIENCE) and self._catch_up() and self._put(entry) is not False:
+            return
+        if event:
+            self._lost += len(self._kept) == _KEPT_MAX
             self._kept.append(entry)
         else:
             self._left_out += 1
@@ -51,17 +67,21 @@ class Inlet:
     def _catch_up(self) -> bool:
         """Put what could not be put before; return whether all of it was, and more can be."""
         while self._kept:
-            self._put(self._kept[0])
+            if self._put(self._kept[0]) is False:
+                return False
             self._kept.popleft()
             if not self._takes(0.0):
                 return False
-        if self._left_out:
+        if self._left_out or self._lost:
             missing = plural.of(self._left_out, "line of steps is", "lines of steps are")
-            text = f"the journal took nothing for a while; {missing} missing here"
-            self._put((f"MESSAGE={text}", "PRIORITY=4", "SYSLOG_IDENTIFIER=agent"))
-            self._left_out = 0
+            if self._lost:
+                missing = f"{plural.of(self._lost, 'event')} and {missing}"
+            text = f"{self._name} took nothing for a while; {missing} missing here"
+            if self._put((f"MESSAGE={text}", "PRIORITY=4", "SYSLOG_IDENTIFIER=agent")) is False:
+                return False
+            self._left_out = self._lost = 0
             return self._takes(0.0)
         return True
 
-    def _takes(self, patience: float) -> bool:
+    def _asked(self, patience: float) -> bool:
         return self._ready is None or bool(self._ready.poll(patience * 1000))

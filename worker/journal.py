@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from worker.lines import LINE_MAX
 
+_OURS = "agent"  # our own identifier, as opposed to a step's
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6  # priorities of syslog(3)
 
 # What happened, and its id in the journal (journalctl MESSAGE_ID=...).  Ids never change.
@@ -131,8 +132,8 @@ class Ration:
 def sender(environ: Mapping[str, str]) -> Send:
     """Return the best way to the reader: the journal, or standard error as this process has it."""
     if _stderr_is_journal(environ.get("JOURNAL_STREAM", "")):
-        return _journal_sender() or _print_with_priority
-    return _print
+        return _journal_sender() or _printing(_line_with_priority)
+    return _printing(_line)
 
 
 def _stderr_is_journal(stream: str) -> bool:
@@ -157,34 +158,47 @@ def _journal_sender() -> Send | None:
 
     inlet = Inlet(put)
     atexit.register(inlet.close)
+    instead = _printing(_line_with_priority)
 
     def send(message: str, priority: int, fields: Mapping[str, str]) -> None:
-        named = {"MESSAGE": message, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": "agent"} | dict(fields)
         try:
-            inlet.pass_on([f"{name}={value}" for name, value in named.items()], event="MESSAGE_ID" in fields)
+            inlet.pass_on(_entry(message, priority, fields), event="MESSAGE_ID" in fields)
         except OSError:
-            _print_with_priority(message, priority, fields)  # journald is restarting
+            instead(message, priority, fields)  # journald is restarting
 
     return send
 
 
-def _print_with_priority(message: str, priority: int, fields: Mapping[str, str]) -> None:
-    """Write lines as sd-daemon(3) describes: a priority in angle brackets that journald takes off."""
-    _write(f"<{priority}>{_line(message, fields)}\n")
+def _entry(message: str, priority: int, fields: Mapping[str, str]) -> list[str]:
+    named = {"MESSAGE": message, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": _OURS} | dict(fields)
+    return [f"{name}={value}" for name, value in named.items()]
 
 
-def _print(message: str, _priority: int, fields: Mapping[str, str]) -> None:
-    _write(f"{_line(message, fields)}\n")
+def _printing(line: Callable[[Mapping[str, str]], str]) -> Send:
+    """Return what prints entries on standard error, each as the `line` that is made of its fields."""
+    from worker.inlet import Inlet
+    from worker.printer import Printer
+
+    printer, encoding = Printer(2), sys.stderr.encoding
+
+    def put(entry: Sequence[str]) -> bool:
+        named = dict(field.split("=", 1) for field in entry)
+        return printer.put(f"{line(named)}\n".encode(encoding, errors="backslashreplace"))
+
+    inlet = Inlet(put, takes=printer.takes, name="standard error")
+    atexit.register(inlet.close)
+
+    def send(message: str, priority: int, fields: Mapping[str, str]) -> None:
+        inlet.pass_on(_entry(message, priority, fields), event="MESSAGE_ID" in fields)
+
+    return send
 
 
-def _line(message: str, fields: Mapping[str, str]) -> str:
-    identifier = fields.get("SYSLOG_IDENTIFIER")
-    return message if identifier is None else f"{identifier}: {message}"[: LINE_MAX + len(identifier)]
+def _line_with_priority(named: Mapping[str, str]) -> str:
+    """Return the line as sd-daemon(3) describes: with a priority in angle brackets, which journald takes off."""
+    return f"<{named['PRIORITY']}>{_line(named)}"
 
 
-def _write(text: str) -> None:
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except OSError:
-        pass  # the terminal is gone; the ledger has everything that matters
+def _line(named: Mapping[str, str]) -> str:
+    message, identifier = named["MESSAGE"], named["SYSLOG_IDENTIFIER"]
+    return message if identifier == _OURS else f"{identifier}: {message}"[: LINE_MAX + len(identifier)]

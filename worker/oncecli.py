@@ -55,7 +55,6 @@ class _Failed(Exception):
 def main(words: Sequence[str]) -> int:
     """Run one `agentctl once`; return its exit status.  Raises Misuse."""
     options = _parse(words)
-    _open_standard()
     try:
         if not once.in_step():
             return _run_by_hand(options)
@@ -68,13 +67,6 @@ def main(words: Sequence[str]) -> int:
         return next((status for kind, status in kinds if isinstance(exc, kind)), _FAILED)
     except KeyboardInterrupt:
         return _BY_SIGNAL + 2
-
-
-def _open_standard() -> None:
-    """Let 0, 1 and 2 be open, so that nothing of ours takes the place of one that our caller has closed."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(fd, True)
-    os.close(fd)
 
 
 def _parse(words: Sequence[str]) -> _Options:

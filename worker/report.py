@@ -16,6 +16,7 @@ from worker import (
     config,
     control,
     copies,
+    files,
     folder,
     late,
     ledger,
@@ -23,6 +24,7 @@ from worker import (
     plan,
     plural,
     sandbox,
+    startup,
     status,
     swap,
     unit,
@@ -100,7 +102,7 @@ def show_status(root: str, installed: Installed | None, as_json: bool) -> int:
         if absent and failed and found["unit"]["status"] != OUT_OF_BUDGET:
             found["status"] = "failed"  # whatever an earlier start had achieved: the last one did not work
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(json.dumps(found, indent=2, ensure_ascii=startup.json_ascii()))
     else:
         _print_status(found)
     return OK
@@ -234,7 +236,7 @@ def _settings(store: Ledger) -> config.Config:
     path = store.fact("config")
     if not path:
         raise AgentError("no worker has read it since the restore")
-    settings = config.load(path)
+    settings = config.load(files.from_text(path))
     if settings.run != store.fact("run"):
         raise AgentError(f"{path}: is that of the run '{settings.run}' by now")
     return settings

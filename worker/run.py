@@ -18,6 +18,7 @@ from worker.disk import Stopped
 from worker.errors import OK, STEP_FAILED, WORK_LEFT, AgentError
 from worker.errors import OUT_OF_BUDGET as BUDGET_SPENT
 from worker.events import Signals
+from worker.files import as_text
 from worker.fromcopy import only_a_person_knows
 from worker.ledger import Claim, Ending
 from worker.orders import EXIT_GRACE, LEFT, OUT_OF_BUDGET, STOP_GRACE, STOPPED, Orders
@@ -103,8 +104,8 @@ class Run:
             "state": "running",
             "boot": self._boot,
             "version": __version__,
-            "config": self._list.path,
-            "home": self._places.root,
+            "config": as_text(self._list.path),
+            "home": as_text(self._places.root),
         }
         found = self._standing.enter(facts) or found
         unbegun, closing = self._succession.enter(found.unclosed)

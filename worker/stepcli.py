@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from worker import startup
+
 TYPE_CHECKING = False  # see worker/step.py
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"agentctl {name}: {exc}", file=sys.stderr)
         return USAGE
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has seen enough: `agentctl note | head -1`
+        startup.give_up_output()  # the reader has seen enough: `agentctl note | head -1`
     except (OSError, ValueError) as exc:
         print(f"agentctl {name}: {exc}", file=sys.stderr)
         return _FAILED
@@ -170,7 +172,7 @@ def _plain(value: Any) -> str:
 def _json(value: Any) -> str:
     import json
 
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=startup.json_ascii())
 
 
 _ONCE = """run COMMAND once in this run, whatever dies, and print its output now and ever after

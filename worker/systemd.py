@@ -109,7 +109,7 @@ class Notifier:
             return
         try:
             # sdnotify encodes as Latin-1; systemd wants UTF-8: let the bytes pass unchanged.
-            self._socket.notify(message.encode().decode("latin-1"))
+            self._socket.notify(message.encode(errors="backslashreplace").decode("latin-1"))
         except OSError as exc:
             if not self._warned:
                 self._warned = True

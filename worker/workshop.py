@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Descriptors: each step at a time needs so many, the worker itself so many others; few steps fit into any limit.
-_EACH, _OTHERS, _FEW = 8, 128, 64
+# Descriptors: each step at a time needs so many, the worker itself so many others.
+_EACH, _OTHERS = 8, 128
 
 
 class Workshop:
@@ -132,8 +132,7 @@ class Workshop:
 
     def allow_descriptors(self) -> None:
         """Let the process have as many open as the list, as it is now, needs."""
-        if self.list.settings.concurrency > _FEW:
-            process.allow_descriptors(_EACH * self.list.settings.concurrency + _OTHERS)
+        process.allow_descriptors(_EACH * self.list.settings.concurrency + _OTHERS)
 
     def _looked(self, now: float) -> None:
         """The loop has looked around, whatever it waits for."""

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 
-from worker import alert, folder, journal, ping
+from worker import alert, folder, journal, ping, startup
 from worker.alert import Alert
 from worker.contact import Ping
 from worker.errors import OK, WORK_LEFT, AgentError, ConfigError, StateError
@@ -32,6 +32,7 @@ _TELLING = 130.0
 
 def run(path: str, state_folder: Callable[[str], str], environ: Mapping[str, str]) -> int:
     """Keep the run of a sandbox file alive; return the exit status, which means what a worker's does."""
+    startup.prepare_daemon()
     faulthandler.enable()  # systemd's watchdog kills with SIGABRT: our stack goes to the journal
     send = journal.sender(environ)
     log = Journal("", send)
@@ -160,7 +161,7 @@ def show_status(path: str, state_folder: Callable[[str], str], as_json: bool) ->
         raise StateError(f"{root}: nothing has been supervised here", f"begin: agentctl supervise {path}")
     pid = folder.holder(root)
     if as_json:
-        print(json.dumps(_facts(known, pid), indent=2, ensure_ascii=False))
+        print(json.dumps(_facts(known, pid), indent=2, ensure_ascii=startup.json_ascii()))
     else:
         _print(known, pid)
     return OK
