@@ -18,7 +18,7 @@ check: .venv/.dev check-units ## style, types, shell, units
 	$(as_owner) $(PY) -m ruff check .
 	$(as_owner) $(PY) -m ruff format --check .
 	$(as_owner) $(PY) -m mypy --strict worker tests
-	@if command -v shellcheck >/dev/null; then shellcheck -x install.sh ownership.sh units/hooks.sh worker/*.sh .ci/run; else echo "skipped: no shellcheck here"; fi
+	@if command -v shellcheck >/dev/null; then shellcheck -x install.sh units/ownership.sh units/hooks.sh worker/*.sh .ci/run; else echo "skipped: no shellcheck here"; fi
 
 # A copy, because the units name a program that need not be installed here.
 UNITS := units

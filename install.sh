@@ -6,7 +6,7 @@
 # the state, only `purge` deletes them.  Nothing is compiled, and no Python but
 # the program's own is written to.  Until the new program is complete, nothing
 # of the installed one is touched; what is another program's is never touched
-# (ownership.sh).
+# (units/ownership.sh).
 set -eu
 umask 022
 
@@ -48,8 +48,8 @@ main() {
     case "$0" in */*) SOURCE=${0%/*} ;; *) SOURCE=. ;; esac
     SOURCE=$(cd "$SOURCE" && pwd -P)
     [ -f "$SOURCE/requirements.lock" ] || die "$SOURCE: not the agent's source folder (no requirements.lock)"
-    # shellcheck source=ownership.sh
-    . "$SOURCE/ownership.sh"
+    # shellcheck source=units/ownership.sh
+    . "$SOURCE/units/ownership.sh"
     if [ -n "$DESTDIR" ]; then
         mkdir -p "$DESTDIR"
         DESTDIR=$(cd "$DESTDIR" && pwd -P)
