@@ -34,15 +34,23 @@ $FOUND  Where another program needs these, install the agent on another machine 
 
 foreign_user() { # USER GIVEN
     [ "$1" = agent ] && [ -z "$2" ] && [ -z "$installed" ] || return 0
-    if [ -n "$DESTDIR" ]; then
-        entry=$(sed -n '/^agent:/p' "$DESTDIR/etc/passwd" 2>/dev/null || :)
-    else
-        entry=$(getent passwd agent || :)
-    fi
-    case "$entry" in '' | *:"$GECOS":*) return 0 ;; esac
+    entry=$(entry_of passwd)
+    case "$entry" in
+        *:"$GECOS":*) return 0 ;;
+        '') # its user will be of this group
+            members=$(entry_of group | cut -d: -f4)
+            [ -z "$members" ] || found "group agent: its members ($members) could read the list and the state" \
+                "if they may:  sudo make install USER=agent
+    or let the steps have the rights of another user:  sudo make install USER=name"
+            return 0 ;;
+    esac
     found "user agent: was not made by this installer (home $(echo "$entry" | cut -d: -f6), shell $(echo "$entry" | cut -d: -f7))" \
         "to give the steps its rights:  sudo make install USER=agent
     or those of another user:  sudo make install USER=name"
+}
+
+entry_of() { # DATABASE
+    if [ -z "$DESTDIR" ]; then getent "$1" agent || :; else sed -n '/^agent:/p' "$DESTDIR/etc/$1" 2>/dev/null || :; fi
 }
 
 foreign_folder() { # KIND PATH HINT

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CONFIG_FOLDER = "/etc/agent"
 STATE_FOLDER = "/var/lib"
 DEFAULT_INSTANCE = "agent"
+_RESULT_MAX = 64 * 2**20  # bytes that `settle --done -` takes
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -270,12 +271,22 @@ def _budget(options: argparse.Namespace) -> int:
     return OK
 
 
+def _given() -> bytes:
+    """Return a result from standard input.  Raises AgentError if it has no end."""
+    result = sys.stdin.buffer.read(_RESULT_MAX + 1)
+    if len(result) > _RESULT_MAX:
+        raise AgentError(
+            f"standard input has more than {_RESULT_MAX // 2**20} MB, which is no result", "check the pipe"
+        )
+    return result
+
+
 def _settle(options: argparse.Namespace) -> int:
     from worker import outside, settle
 
     result: bytes | None = None
     if not options.redo:
-        result = sys.stdin.buffer.read() if options.done == "-" else os.fsencode(options.done)
+        result = _given() if options.done == "-" else os.fsencode(options.done)
     who = outside.user()
     print(settle.from_outside(*_enter(options), options.name, result, who))
     return OK

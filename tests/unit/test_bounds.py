@@ -246,3 +246,18 @@ def test_y9_a_number_of_any_length_is_a_number_or_a_mistake(tmp_path: Path, numb
     """Y9: Python reads no more than some thousand digits."""
     (tmp_path / "list.yaml").write_text(line.format(number, number) + "tasks:\n- {id: a, run: echo}\n")
     assert all(said.startswith("list.yaml:1:") for said in refused(tmp_path / "list.yaml"))
+
+
+def test_c11_a_result_from_an_endless_pipe_is_refused(tmp_path: Path) -> None:
+    """C11: `agentctl settle` reads a result from standard input, and not all memory full."""
+    with open("/dev/zero", "rb") as endless_input:
+        done = subprocess.run(
+            [sys.executable, "-m", "worker", "settle", "a", "--done", "-", "--state", tmp_path],
+            cwd=Path(__file__).resolve().parents[2],
+            stdin=endless_input,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+    assert done.returncode != 0 and done.stderr.count("\n") == 1
+    assert "standard input has more than 64 MB" in done.stderr

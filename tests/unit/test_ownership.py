@@ -78,3 +78,14 @@ def test_n19_a_file_or_a_dangling_link_where_a_folder_belongs_is_named(run: Run,
     assert f"/{path}: a link to nowhere, which is no folder, where a folder belongs" in done.stderr
     run("purge")
     assert (dest / path).is_symlink()
+
+
+def test_n19_a_group_whose_members_could_read_the_state_is_named(run: Run, dest: Path) -> None:
+    """N19: a group `agent` without a user of that name would become the group of ours; nobody gets rights unasked."""
+    put(dest / "etc/group", "agent:x:1000:bob,eve\n")
+
+    done = run("install")
+
+    assert done.returncode == 1
+    assert "group agent: its members (bob,eve) could read the list and the state" in done.stderr
+    assert "sudo make install USER=agent" in done.stderr
