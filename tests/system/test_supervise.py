@@ -154,7 +154,7 @@ def test_a_run_outlives_its_machines_and_its_supervisor(host: Host) -> None:
     lost = host.wait("machine-left")
     warnings = machine.journal("AGENT_EVENT=warning", after=mark)
     missed = [entry for entry in warnings if "looking again" in entry["MESSAGE"] and at(entry) > destroyed]
-    assert len(missed) <= 1, "a look that was begun before may have missed it, and no other"
+    assert len(missed) <= 2, "a look that was begun before may have missed it, and gone is believed at the second"
     started = host.wait("machine-started")
     took = f"{at(lost) - destroyed:.2f} s, and the run went on {at(started) - at(lost):.2f} s after that"
     print(f"a destroyed container, with a look each second: noticed after {took}")
