@@ -88,13 +88,16 @@ class Ending:
     def _collect(self, machine: Machine, keep: bool) -> float | None:
         """Take the copy and the results; return how long to wait if that is to be tried again."""
         done = self._book.known.outcome == "done"
-        if not keep:
-            machine = machine._replace(quiet=remote.stop(self._hand, machine).ok)
-            self._book.put(machine)
-        copied = machine.state == record.STARTING or self._take(machine)
-        faults = list(
-            transfer.fetch(self._hand, machine, self._sandbox.results if done else (), self._sandbox.max_file)
-        )
+        reply = remote.knock(self._hand, machine)  # one that does not answer must not hold up its end
+        if not reply.ok:
+            copied, faults = False, [f"nothing can be fetched: {reply.fault}"] if self._sandbox.results and done else []
+        else:
+            if not keep:
+                machine = machine._replace(quiet=remote.stop(self._hand, machine).ok)
+                self._book.put(machine)
+            copied = machine.state == record.STARTING or self._take(machine)
+            results = self._sandbox.results if done else ()
+            faults = list(transfer.fetch(self._hand, machine, results, self._sandbox.max_file))
         if done and (faults or not copied):  # it is all there, and worth another try
             self._tries += 1
             if self._tries < _TRIES:
