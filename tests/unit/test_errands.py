@@ -26,7 +26,7 @@ def test_one_that_went_well_has_no_fault(loop: Loop) -> None:
 
 def test_one_that_takes_too_long_is_ended_with_what_it_started(loop: Loop, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    loop.send("/bin/sh", "-c", f"setsid sh -c 'echo $$ > {pid_file}; exec sleep 600' & sleep 600", timeout=0.5)
+    loop.send("/bin/sh", "-c", f"setsid sh -c 'echo $$ > \"{pid_file}\"; exec sleep 600' & sleep 600", timeout=0.5)
     report = loop.finish()
     assert report.timed_out
     assert "took longer" in report.fault
@@ -70,7 +70,7 @@ def test_where_there_is_no_loop_an_errand_ends_with_its_time_as_well(tmp_path: P
     With what it started in its session; what it printed is ours unless it is kept.
     """
     pid_file = tmp_path / "pid"
-    argv = ["/bin/sh", "-c", f"sleep 600 & echo $! > {pid_file}; wait"]
+    argv = ["/bin/sh", "-c", f'sleep 600 & echo $! > "{pid_file}"; wait']
     report = errands.run(argv, ENV, "/", 0.5, keep_output=False)
     assert report.timed_out and report.fault.startswith("took longer than")
     assert ends(int(pid_file.read_text()))

@@ -82,7 +82,7 @@ def test_a_command_whose_time_is_over_is_ended_with_all_that_it_started(tmp_path
     Also one that ignores SIGTERM and has children in the background, with our pipes open.
     """
     pids = tmp_path / "pids"
-    text = f'trap "" TERM; sleep 1000 & echo $! $$ >{pids}; printf half; wait; wait'
+    text = f'trap "" TERM; sleep 1000 & echo $! $$ >"{pids}"; printf half; wait; wait'
     answer = hand(tmp_path, get=text).get(MACHINE, "/r", "/l")
     assert (answer.status, answer.output) == (None, "half")
     assert answer.fault() == "did not end in time"
@@ -94,7 +94,7 @@ def test_what_a_command_leaves_behind_in_order_is_left_alone(tmp_path: Path) -> 
     A connection that is kept for the next time, say; and it does not hold us up, though it has our pipes.
     """
     pid = tmp_path / "pid"
-    answer = hand(tmp_path, put=f"sleep 1000 & echo $! >{pid}; echo done").put(MACHINE, "/l", "/r")
+    answer = hand(tmp_path, put=f'sleep 1000 & echo $! >"{pid}"; echo done').put(MACHINE, "/l", "/r")
     assert (answer.status, answer.output) == (0, "done\n")
     left = int(pid.read_text())
     assert process.lives(left)
@@ -142,7 +142,7 @@ def test_whoever_waits_is_called_while_a_command_runs_and_may_end_it(tmp_path: P
             raise Enough
 
     with pytest.raises(Enough):
-        Runner(str(tmp_path / "command"), idle).run(["sh", "-c", f"echo $$ >{pid}; sleep 1000"], ENV, 60)
+        Runner(str(tmp_path / "command"), idle).run(["sh", "-c", f'echo $$ >"{pid}"; sleep 1000'], ENV, 60)
     assert not process.lives(int(pid.read_text()))
     assert not (tmp_path / "command").exists()
 
@@ -155,7 +155,7 @@ def test_the_command_of_a_dead_supervisor_is_ended_by_the_next_one(tmp_path: Pat
     os.mkfifo(fifo)
     code = (
         "import sys; from worker.supervise.command import Runner\n"
-        "Runner(sys.argv[1], lambda: None).run(['sh', '-c', f'echo $$ >{sys.argv[2]}; sleep 1000'], {}, 60)"
+        "Runner(sys.argv[1], lambda: None).run(['sh', '-c', f'echo $$ >\"{sys.argv[2]}\"; sleep 1000'], {}, 60)"
     )
     dead = subprocess.Popen([sys.executable, "-c", code, tmp_path / "command", fifo], cwd=Path(__file__).parents[2])
     left = int(hear(fifo, dead))
