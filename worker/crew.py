@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from worker import clock, decide, folder, ledger, points
+from worker import clock, decide, folder, lastwords, ledger, points
 from worker import note as notes
 from worker.attempt import Attempt
 from worker.board import Progress
@@ -102,6 +102,7 @@ class Crew:
         announce()
         self.running[step.id] = attempt
         self.started += 1
+        lastwords.begin(self._places, slot.number, step.id, claim.number, claim.started)
         attempt.start(self._base, note, past.best, clock.now())
         return True
 

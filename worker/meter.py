@@ -19,6 +19,8 @@ from worker.ledger import Ending, Heard, Ledger, Row
 # Time is written down this often; a worker that dies has worked at most so much longer.
 _OFTEN, _SELDOM = 5.0, 60.0
 _WORTH_IT = 1.0
+# How far a step has got is written down at once, if that was not done so shortly before.
+_PROGRESS_EVERY = 1.0
 
 
 class Meter(Companion):
@@ -40,6 +42,8 @@ class Meter(Companion):
         self._since = clock.monotonic()  # work since then is not counted yet
         self._read_at = -math.inf
         self._noted: dict[tuple[str, int], float] = {}  # what the ledger knows of the open attempts' spending
+        self._progress: dict[tuple[str, int], float] = {}  # and of how far they have got
+        self._progress_at = -math.inf  # when that may be noted again
 
     def open(self, unclosed: Iterable[Row], ends: Ends, cut_off: bool) -> None:
         """Count what the workers before this one have used and could not say.
@@ -49,7 +53,9 @@ class Meter(Companion):
         until = float(self._persist(lambda: self._ledger.fact(WORKED_UNTIL)) or math.inf)
         now = clock.wall()
         unsaid = min(max(0.0, (ends.at or now) - until), self._every()) if cut_off else 0.0
-        self._noted = {(row.step, row.number): row.spend for row in unclosed}
+        rows = list(unclosed)
+        self._noted = {(row.step, row.number): row.spend for row in rows}
+        self._progress = {(row.step, row.number): row.progress for row in rows}
         counted = self._persist(lambda: self._ledger.fact(COUNTED_END)) or ""
         # Where systemd does not tell, nobody but us could have ended in order.
         restarts = ends.since(counted) if ends.at is not None else int(cut_off)
@@ -77,15 +83,24 @@ class Meter(Companion):
         return self._unsaid() > 0
 
     def note(self) -> None:
-        """Let the ledger know what the running steps have spent, before anything else follows from it."""
-        news = {(a.step.id, a.number): a.said.spend for a in self._running.values() if not a.over}
-        news = {attempt: spend for attempt, spend in news.items() if spend > self._noted.get(attempt, 0)}
+        """Let the ledger know what the running steps have spent, before anything else follows from it.
+
+        How far they have got is noted along, and by itself not more often than once a second.
+        """
+        said = {
+            (a.step.id, a.number): Heard(a.said.progress, a.said.spend) for a in self._running.values() if not a.over
+        }
+        news = {key: heard for key, heard in said.items() if heard.spend > self._noted.get(key, 0)}
+        now = clock.monotonic()
+        if now >= self._progress_at:
+            news |= {key: heard for key, heard in said.items() if heard.progress > self._progress.get(key, 0)}
         if news:
-            said = {key: Heard(self._running[key[0]].said.progress, spend) for key, spend in news.items()}
-            self._persist(lambda: self._ledger.heard(said))
+            self._persist(lambda: self._ledger.heard(news))
             points.at("spend-noted")
-            for attempt, spend in news.items():
-                self._count(attempt, spend)
+            for attempt, heard in news.items():
+                self._count(attempt, heard.spend)
+                self._progress[attempt] = heard.progress
+            self._progress_at = now + _PROGRESS_EVERY
         for running in self._running.values():
             if not running.over and running.said.spend <= self._noted.get((running.step.id, running.number), 0):
                 running.noted()
@@ -95,18 +110,25 @@ class Meter(Companion):
         for ending in endings:
             self._count((ending.step, ending.number), ending.spend)
             self._noted.pop((ending.step, ending.number), None)
+            self._progress.pop((ending.step, ending.number), None)
 
     # -- as a companion
 
     def due_at(self) -> float:
-        """Return when time is to be written down, or is over."""
+        """Return when time is to be written down, or is over, or how far a step has got is to be noted."""
+        running = (a for a in self._running.values() if not a.over)
+        if any(a.said.progress > self._progress.get((a.step.id, a.number), 0) for a in running):
+            return min(self._progress_at, self._time_due_at())
+        return self._time_due_at()
+
+    def _time_due_at(self) -> float:
         limits, used = self._state
         left = math.inf if limits.hours is None else max(0.0, limits.hours - (used.hours or 0)) * 3600
         return self._since + min(self._every(), left or math.inf)
 
     def keep(self, now: float) -> None:
-        """Write the time down if that is due."""
-        if now >= self.due_at():
+        """Write the time down if that is due; `note` is called at each turn of the loop."""
+        if now >= self._time_due_at():
             self._add(0, 0.0)
 
     def conclude(self, finished: str) -> None:

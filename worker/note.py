@@ -30,7 +30,7 @@ def build(row: Row, log: bytes, output: bytes, past: Progress, retry: Retry, lef
         "cause": row.cause,
         "status": row.status,
         "started": clock.stamp(row.started),
-        "elapsed": round(row.took, 3),
+        "elapsed": round(row.took, 3) if row.took else None,
         "progress": past.best or None,
         "attempts_left": retry.attempts - past.failures,
         "patience_left": round(max(0.0, retry.patience - past.waited), 3),

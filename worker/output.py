@@ -14,7 +14,7 @@ from worker.disk import FULL
 
 INLINE_MAX = 64 * 1024
 # What of a stream is kept for people when the stream itself lies in a file.
-_TAIL_MAX = 16 * 1024
+TAIL_MAX = 16 * 1024
 CHUNK = 256 * 1024
 _NO_SPLICE = (errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP)
 
@@ -94,14 +94,14 @@ class Spool:
             return None
         self.size += len(data)
         if self._abandoned:
-            self._tail = (self._tail + data)[-_TAIL_MAX:]
+            self._tail = (self._tail + data)[-TAIL_MAX:]
         else:
             self._pending += data
         return data
 
     def abandon(self) -> None:
         """Keep no more than the end of the stream from now on: its file cannot be written."""
-        self._tail = self.contents()[-_TAIL_MAX:]
+        self._tail = self.contents()[-TAIL_MAX:]
         self._abandoned = True
         self._pending = b""
 
@@ -127,7 +127,7 @@ class Spool:
             return self._tail
         if self.size <= INLINE_MAX:
             return self.read(0, self._written) + self._pending
-        return (self.read(max(0, self._written - _TAIL_MAX), _TAIL_MAX) + self._pending)[-_TAIL_MAX:]
+        return (self.read(max(0, self._written - TAIL_MAX), TAIL_MAX) + self._pending)[-TAIL_MAX:]
 
     def read(self, start: int, count: int) -> bytes:
         """Return what the file holds from `start`, at most `count` bytes."""

@@ -406,7 +406,8 @@ def _ended(row: Row) -> str:
     if row.outcome is None:
         return "running, or cut off; its log is kept when it ends"
     cause = f": {row.cause}" if row.cause else ""
-    return f"{row.outcome} in {_took(row)}{cause}"
+    took = f" in {_took(row)}" if row.took else ""  # cut off: nobody knows
+    return f"{row.outcome}{took}{cause}"
 
 
 def _copy(data: bytes | None, path: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from worker import board as boards
-from worker import clock, ledger, recovery
+from worker import clock, lastwords, ledger, recovery
 from worker.crew import Crew
 from worker.decide import Reason, Verdict
 from worker.folder import Ends, Places
@@ -162,6 +162,8 @@ class Succession:
         closed = recovery.judge_unclosed(rows, plan, board, boot, stopped, worker, ended, self._reasons)
         if not closed:
             return False
+        by_key = {(row.step, row.number): row for row in rows}
+        closed = [(v, lastwords.found(self._places, by_key[e.step, e.number], e)) for v, e in closed]
         lost = self._persist(lambda: self._ledger.record([ending for _, ending in closed], [], 0)).lost
         definitions = {row.step: row.definition for row in rows}
         for verdict, ending in closed:
