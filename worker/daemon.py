@@ -12,12 +12,13 @@ from worker.alert import Alert, Words
 from worker.awake import Awake
 from worker.contact import Contact
 from worker.disk import FULL, PATIENCE
-from worker.errors import FAULT, OK, WORK_LEFT, AgentError, StateError, StateHeld
+from worker.errors import FAULT, OK, WORK_LEFT, AgentError, Shortage, StateError, StateHeld
 from worker.folder import Places
 from worker.journal import ERROR, NOTICE, WARNING, Journal
 from worker.ledger import LedgerAway, LedgerCorrupt, StorageFull
 from worker.ledger.sqlite.checks import SUSPECT
 from worker.run import Run
+from worker.scarcity import SCARCE
 from worker.startup import prepare_daemon
 from worker.succession import Predecessor
 from worker.systemd import Notifier
@@ -131,6 +132,8 @@ def _go_on(
         folder.leave(held)
         return _last_look(shop.list, status, log)
     except OSError as exc:
+        if exc.errno in SCARCE and exc.errno not in FULL:
+            raise Shortage(f"cannot begin now: {exc.strerror}", "start it again in a moment; its unit does") from exc
         raise StateError(f"{exc.filename or places.root}: {exc.strerror}") from exc
     except AgentError:
         raise

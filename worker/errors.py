@@ -82,6 +82,12 @@ class StateHeld(AgentError):
     exit_status = STATE_HELD
 
 
+class Shortage(AgentError):
+    """The machine is short of what the worker needs to begin, which another start may find."""
+
+    exit_status = WORK_LEFT
+
+
 def quote(text: str) -> str:
     """Return `text` for a message: in ticks, on one line, shortened when it is long."""
     return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -8,12 +8,15 @@ something.
 import contextlib
 import os
 import select
+import time
+from collections.abc import Sequence
 
-from worker import process
+from worker import process, scarcity
 from worker.cgroup import Tree
 from worker.systemd import Notifier
 
 NAME = "sentinel"
+_PATIENCE = 20.0  # seconds; a start of the unit may take longer
 _SCRIPT = os.path.join(os.path.dirname(__file__), "sentinel.sh")
 
 
@@ -34,16 +37,28 @@ def post(tree: Tree, notifier: Notifier, held: int | None) -> int:
         notifier.store(NAME, write)
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            process.launch(
-                "/bin/sh", ["sh", _SCRIPT, group], {"PATH": process.DEFAULT_PATH}, "/", null, null, stdin=read
-            )
+            _launch(["sh", _SCRIPT, group], null, read)
         finally:
             os.close(null)
     except process.SpawnError as exc:
-        raise OSError(str(exc)) from exc
+        raise OSError(scarcity.code(exc), str(exc)) from exc
     finally:
         os.close(read)
     return write
+
+
+def _launch(argv: Sequence[str], null: int, read: int) -> None:
+    """Start it; what the machine is short of is waited for, though not for as long as a start may take."""
+    gives_up = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            process.launch("/bin/sh", argv, {"PATH": process.DEFAULT_PATH}, "/", null, null, stdin=read)
+        except process.SpawnError as exc:
+            if not scarcity.is_scarce(exc) or time.monotonic() >= gives_up:
+                raise
+            time.sleep(scarcity.RETRY)
+        else:
+            return
 
 
 def _has_reader(write: int) -> bool:

@@ -35,8 +35,7 @@ if "worker" in sys.orig_argv and "run" in sys.orig_argv:
         return spawn(program, argv, *rest, **more)
 
     def hooked_pipe(flags):
-        if sys._getframe(1).f_code.co_name == "spawn":
-            short(["pipe"])
+        short(["pipe" if sys._getframe(1).f_code.co_name == "spawn" else "other"])
         return pipe2(flags)
 
     os.posix_spawn, os.pipe2 = hooked, hooked_pipe
@@ -106,6 +105,18 @@ def test_the_wait_for_a_start_ends_with_patience_and_with_the_worker(worker: Mak
     w.start().until("a: .*trying again")
     assert w.kill(15) == 75
     assert (w.rows()[-1].outcome, w.rows()[-1].counted, w.rows()[-1].unsure) == ("interrupted", False, False)
+
+
+def test_a_worker_that_cannot_begin_for_want_of_descriptors_is_started_again(worker: MakeWorker, short: Path) -> None:
+    """
+    N23: that is no fault of the state folder, with which its unit would not start it again.
+    """
+    w = worker("tasks:\n  - {id: a, run: 'true'}\n", environ=environ(short))
+    short.write_text(f"{errno.EMFILE}:other")
+    assert w.run() == 75
+    assert w.matching("cannot begin now: Too many open files; start it again in a moment; its unit does")
+    short.unlink()
+    assert w.run() == 0
 
 
 def test_an_argument_that_is_too_long_fails_at_once_and_is_named(worker: MakeWorker) -> None:
