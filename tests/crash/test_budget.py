@@ -388,7 +388,7 @@ def test_a_run_whose_last_step_ended_well_is_done_whatever_it_has_cost(worker: M
 budget: {{spend: 1}}
 tasks:
   - id: a
-    run: (trap '' TERM; while ! test -e go; do sleep 0.02; done; {SPEND} 1) &
+    run: trap '' TERM; (while ! test -e go; do sleep 0.02; done; {SPEND} 1) &
 """,
         environ={"PYTHONPATH": f"{ROOT}:{full.parent}/hook"},
     )

@@ -146,14 +146,14 @@ def test_a_timeout_ends_the_whole_tree(worker: MakeWorker) -> None:
     w = worker("""
 tasks:
   - id: a
-    timeout: 500ms
+    timeout: 2s
     retry: {attempts: 1}
     run: |
       (setsid sh -c 'trap "" TERM; echo $$ > "$STATE_DIRECTORY/pid"; while :; do sleep 1; done' &)
       sleep 600
 """)
     assert w.run() == 70
-    assert w.matching("took longer than its timeout of 500ms; ending it")
+    assert w.matching("took longer than its timeout of 2s; ending it")
     pid = int((w.state / "steps" / "a" / "pid").read_text())
     assert not alive(pid)
 
