@@ -88,11 +88,12 @@ def fingerprint(path: str) -> tuple[tuple[str, int, int, int], ...]:
 def _load(path: str) -> Config:
     problems: list[Problem] = []
     drop_ins = _drop_ins(path, problems)
-    main = _file(path, _MAIN, problems)
+    size = yamlfile.Size()
+    main = _file(path, _MAIN, problems, size)
     top = main or {}
     lists = [(top.get("tasks"), Source(os.path.dirname(path), problems))]
     for file in drop_ins:
-        extra = _file(file, _DROP_IN, problems) or {}
+        extra = _file(file, _DROP_IN, problems, size) or {}
         lists.append((extra.get("tasks"), Source(os.path.dirname(file), problems)))
     defaults = _merge(fields.BASE, top.get("defaults", {}))
     tasks = _tasks(lists, defaults, problems)
@@ -151,9 +152,9 @@ def _is_drop_in(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) and not name.startswith(".")
 
 
-def _file(path: str, table: Table, problems: list[Problem]) -> dict[str, Any] | None:
+def _file(path: str, table: Table, problems: list[Problem], size: yamlfile.Size) -> dict[str, Any] | None:
     """Return the keys at the top that are right, or None when the file could not be read at all."""
-    node = yamlfile.load(path, problems)
+    node = yamlfile.load(path, problems, size)
     if node is None:
         return None
     if type(node) is Mapping:

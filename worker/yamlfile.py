@@ -70,10 +70,21 @@ class Mapping(Node):
     entries: list[tuple[Scalar, Node]]
 
 
-def load(path: str, problems: list[Problem]) -> Node | None:
+class Size:
+    """How much has been read: of one list, several files together."""
+
+    __slots__ = ("repeated", "values")
+
+    def __init__(self) -> None:
+        self.values = 0
+        self.repeated = 0
+
+
+def load(path: str, problems: list[Problem], size: Size | None = None) -> Node | None:
     """Return the tree of the one document in the file, or None when there is none to be had.
 
-    What is wrong is added to `problems`; a tree returned all the same is good enough to look for more.
+    What is wrong is added to `problems`; a tree returned all the same is good enough to look for more.  `size` counts
+    on from the files before.
     """
     try:
         text = textfile.read(path, _LARGEST)
@@ -81,7 +92,7 @@ def load(path: str, problems: list[Problem]) -> Node | None:
         problems += exc.problems
         return None
     try:
-        return _Builder(path, problems).stream(_LOADER(text).get_event)
+        return _Builder(path, problems, size or Size()).stream(_LOADER(text).get_event)
     except yaml.YAMLError as exc:
         problems.append(_syntax(path, text, exc))
     except _TooLarge as exc:
@@ -102,15 +113,14 @@ class _TooLarge(Exception):
 class _Builder:
     """Turns the events of one file into nodes."""
 
-    __slots__ = ("_weights", "anchors", "file", "open", "problems", "repeated", "values")
+    __slots__ = ("_weights", "anchors", "file", "open", "problems", "size")
 
-    def __init__(self, file: str, problems: list[Problem]) -> None:
+    def __init__(self, file: str, problems: list[Problem], size: Size) -> None:
         self.file = file
         self.problems = problems
+        self.size = size
         self.anchors: dict[str, Node] = {}
         self.open: list[tuple[Node, list[Node]]] = []
-        self.values = 0
-        self.repeated = 0
         self._weights: dict[int, tuple[int, int]] = {}  # of collections that an alias has repeated, by id
 
     def stream(self, next_event: Callable[[], Any]) -> Node | None:
@@ -148,17 +158,17 @@ class _Builder:
                     children = []
                     if len(self.open) > _DEEPEST:  # the parser's time grows with the square of the depth
                         raise _TooLarge(node.mark, f"more than {_DEEPEST} levels deep", _A_HANDFUL)
-                elif self.values + len(children) > _MOST:
+                elif self.size.values + len(children) > _MOST:
                     self.count(node, len(children))
             if not self.open:
                 return node
 
     def count(self, node: Node, values: int) -> None:
         """Add to the values that have been read."""
-        self.values += values
-        if self.values > _MOST:
-            hint = "use 'foreach' with 'lines', 'glob' or 'range', or put tasks into drop-ins"
-            raise _TooLarge(node.mark, f"the file has more than {_MOST} values", hint)
+        self.size.values += values
+        if self.size.values > _MOST:
+            hint = "use 'foreach' with 'lines', 'glob' or 'range', or make several runs of it"
+            raise _TooLarge(node.mark, f"the list has more than {_MOST} values, drop-ins included", hint)
 
     def node(self, event: Any, kind: type) -> Node:
         if kind is events.AliasEvent:
@@ -181,10 +191,10 @@ class _Builder:
         node = self.anchors.get(event.anchor)
         if node is not None and all(node is not outer for outer, _ in self.open):
             weight, levels = self.weight(node)
-            self.repeated += weight
+            self.size.repeated += weight
             if len(self.open) + levels > _DEEPEST:
                 raise _TooLarge(self.mark(event), f"more than {_DEEPEST} levels deep with what it repeats", _A_HANDFUL)
-            if self.repeated > _REPEATED:
+            if self.size.repeated > _REPEATED:
                 what = f"what the aliases repeat comes to more than {_REPEATED // textfile.MEGABYTE} MB"
                 raise _TooLarge(self.mark(event), what, "put it into a file that the steps read")
             return node

@@ -210,6 +210,16 @@ def test_y9_a_list_of_any_size_is_read_or_refused_in_moments(tmp_path: Path, wha
     assert said[0].startswith("list.yaml:")
 
 
+def test_y9_drop_ins_count_with_the_list(tmp_path: Path) -> None:
+    """Y9: a list in many files is no larger than one in a single file may be."""
+    (tmp_path / "list.d").mkdir()
+    for name in "abcdef":
+        tasks = "".join(f"- {{id: {name}{n}, run: echo, timeout: 1h}}\n" for n in range(30_000))
+        (tmp_path / f"list.d/{name}.yaml").write_text(f"tasks:\n{tasks}")
+    said = check(tmp_path, "tasks:\n- {id: a, run: echo}\n")
+    assert all(line.startswith("list.d/") and "800000 values, drop-ins included" in line for line in said)
+
+
 @pytest.mark.parametrize("line", ["junk\n", "A='\n", 'A="\n', "A=\\\n", "A='a' \n", "A='' 'b' \"\\\n", "export A=b\n"])
 def test_c11_an_environment_file_of_any_content_is_read_in_moments(tmp_path: Path, line: str) -> None:
     """C11: up to its limit, whatever it is made of; reading takes no more than time in proportion."""
