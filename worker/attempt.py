@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from worker import argspace, environment, expectation, family, process, reasons, savedfiles, scarcity
+from worker import argspace, distant, environment, expectation, family, process, reasons, savedfiles, scarcity
 from worker.clock import Now
 from worker.decide import End, Reason
 from worker.disk import PATIENCE
@@ -129,8 +129,11 @@ class Attempt:
     def _run(self, program: Program, now: float) -> None:
         self.limits.restart(now, program.own)
         self._programs.started(program)
+        cwd = self.step.task.cwd or self._places.work
         try:
-            self._execution.start(program, self._env, self.step.task.cwd or self._places.work, self._memo)
+            if self.step.task.cwd and not distant.answers(cwd):
+                raise process.SpawnError(f"cannot work in '{cwd}': {distant.SILENT}")
+            self._execution.start(program, self._env, cwd, self._memo)
         except (process.SpawnError, OSError) as exc:
             why = str(exc)
             if scarcity.code(exc) == errno.E2BIG:

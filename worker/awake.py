@@ -17,7 +17,7 @@ import pwd
 import stat
 from collections.abc import Callable
 
-from worker import clock, files
+from worker import clock, distant, files
 from worker.companions import Companion
 from worker.errors import AgentError, Mark
 from worker.folder import Places
@@ -98,6 +98,7 @@ class Awake(Companion):
 
     def _write(self, path: str) -> None:
         try:
+            distant.ask(os.path.dirname(path))
             if self._path is None:
                 _refuse_others(path)
             os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
@@ -170,7 +171,7 @@ def _touch(path: str) -> None:
 def nearest(path: str) -> str:
     """Return the folder that has to be written for a file at `path` to be made."""
     folder = os.path.dirname(path)
-    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+    while distant.answers(folder) and not os.path.isdir(folder) and folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)
     return folder
 

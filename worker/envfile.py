@@ -6,7 +6,7 @@ never repeat a value: these files are where secrets live.
 
 import re
 
-from worker import argspace, textfile
+from worker import argspace, distant, textfile
 from worker.errors import ConfigError, Mark, Problem, quote
 
 _LARGEST = 1 * textfile.MEGABYTE  # a program can be given little more
@@ -31,7 +31,7 @@ _SPACE = re.compile(r"\s*")
 
 def load(path: str, named_at: Mark | None = None) -> dict[str, str]:
     """Return the variables in the file; raises ConfigError with all that is wrong with it."""
-    return parse(textfile.read(path, _LARGEST, named_at), path)
+    return parse(distant.read(path, _LARGEST, named_at), path)
 
 
 def parse(text: str, path: str) -> dict[str, str]:

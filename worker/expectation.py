@@ -2,6 +2,7 @@
 
 import os
 
+from worker import distant
 from worker.output import Spool
 from worker.task import Task
 
@@ -24,6 +25,8 @@ def fault(task: Task, output: Spool, work: str) -> str | None:
 
 def _file_fault(name: str, cwd: str) -> str | None:
     path = os.path.join(cwd, name)
+    if not distant.answers(path):
+        return f"the expected file '{path}' cannot be looked at: {distant.SILENT}"
     try:
         empty = os.stat(path).st_size == 0
     except OSError as exc:

@@ -19,17 +19,24 @@ def kind(path: str, mountinfo: str = MOUNTINFO) -> str:
     """Return the type of the file system that holds `path`, as proc(5) names it, or "" where that is not told."""
     real = os.path.realpath(path)
     best, found = -1, ""
+    for point, name in listed(mountinfo):
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= best:  # the later one lies on top
+            best, found = len(point), name
+    return found
+
+
+def listed(mountinfo: str = MOUNTINFO) -> list[tuple[str, str]]:
+    """Return every mount point with the type of what is mounted there; empty where that is not told."""
     try:
         with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                mount, _, device = line.partition(" - ")
-                point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), mount.split(" ")[4])
-                inside = real == point or real.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= best:  # the later one lies on top
-                    best, found = len(point), device.split(" ")[0]
+            parts = [line.partition(" - ") for line in file]
+        return [
+            (_ESCAPED.sub(lambda code: chr(int(code[1], 8)), mount.split(" ")[4]), device.split(" ")[0])
+            for mount, _, device in parts
+        ]
     except (OSError, IndexError):
-        return ""
-    return found
+        return []
 
 
 def shares_memory(kind: str) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from worker import argspace, envfile, task, textfile
+from worker import argspace, distant, envfile, task, textfile
 from worker.config import Config
 from worker.errors import SHOWN, ConfigError, Mark, Problem, quote
 from worker.task import Command, Task
@@ -383,6 +383,8 @@ def _env_file_problems(config: Config, sizes: dict[str, int]) -> list[Problem]:
             if path in sizes:
                 continue
             sizes[path] = 0
+            if not distant.answers(path):
+                continue  # its steps will say so, and the others begin
             try:
                 variables = envfile.load(path, mark)
                 sizes[path] = argspace.size(f"{name}={value}" for name, value in variables.items())
@@ -402,7 +404,7 @@ def _items(entry: Task, most: int) -> tuple[Sequence[str], Callable[[int], Mark]
         return [str(n).zfill(foreach.width) for n in range(foreach.first, foreach.last + 1)], lambda index: mark
     if isinstance(foreach, task.Lines):
         path = foreach.path
-        text = textfile.read(path, _LARGEST, mark)
+        text = distant.read(path, _LARGEST, mark)
         if text.count("\n") > most:
             raise _too_many(mark)
         lines = text.split("\n")
@@ -430,6 +432,7 @@ def _matches(pattern: str, mark: Mark, most: int) -> list[str]:
             break
         folder = os.path.join(folder, literal)
     try:
+        distant.ask(folder)
         with os.scandir(folder):
             pass
     except OSError as exc:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable
 
-from worker import awake, textfile
+from worker import awake, distant, textfile
 from worker.config import Config
 from worker.errors import ConfigError, Mark, Problem
 from worker.plan import Plan
@@ -15,13 +15,15 @@ def check(settings: Config, plan: Plan, credentials: str | None) -> None:
 
     `credentials` is the folder of the unit's credentials.
     """
-    problems = folder_problems(plan) + _secret_problems(settings, plan, credentials)
+    problems = folder_problems(plan, silent=False) + _secret_problems(settings, plan, credentials)
     if problems:
         raise ConfigError(problems)
 
 
-def folder_problems(plan: Plan) -> list[Problem]:
+def folder_problems(plan: Plan, silent: bool = True) -> list[Problem]:
     """Return a problem for every folder that a step could not enter or write.
+
+    `silent`: also for those whose file system does not answer now.  At its start it is named.
 
     A step works in its folder: a `cwd` that cannot be written is a mistake of the configuration or of
     the unit's sandbox, and so is the folder of an expected file.  A step that only reads elsewhere
@@ -36,7 +38,7 @@ def folder_problems(plan: Plan) -> list[Problem]:
     return [
         Problem(mark, f"{key}: '{path}' {what}", _beside(path, mark) or _hint(path))
         for path, (key, mark) in folders.items()
-        if (what := _obstacle(path))
+        if (what := _obstacle(path)) and (silent or what != distant.SILENT)
     ]
 
 
@@ -73,6 +75,8 @@ def _tasks(plan: Plan) -> Iterable[Task]:
 
 
 def _obstacle(path: str) -> str | None:
+    if not distant.answers(path):
+        return distant.SILENT
     if not os.path.isdir(path):
         return "is not a folder" if os.path.exists(path) else "is not there, or is hidden from this user"
     if not os.access(path, os.X_OK):
@@ -84,6 +88,8 @@ def _obstacle(path: str) -> str | None:
 
 
 def _beside(path: str, mark: Mark) -> str:
+    if not distant.answers(path):
+        return ""
     meant = textfile.beside_target(path, mark)
     return textfile.link_hint(meant) if meant and os.path.isdir(meant) and not os.path.exists(path) else ""
 

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable
 from typing import Any
 
-from worker import awake, plural
+from worker import awake, cgroup, distant, plural
 from worker.errors import OUT_OF_BUDGET, Mark, Problem
 from worker.plan import Plan
 
@@ -55,10 +55,10 @@ def _systemctl(*arguments: str) -> str:
 
 def state(name: str) -> dict[str, Any] | None:
     """Return how the unit stands, with the command that brings it back if it has failed."""
-    found = properties(name, "ActiveState", "SubState", "Result", "NRestarts", "ExecMainStatus")
+    found = properties(name, "ActiveState", "SubState", "Result", "NRestarts", "ExecMainStatus", "ControlGroup")
     if not found:
         return None
-    hint = None
+    hint = _frozen(name, found)
     if found.get("ActiveState") == "failed":
         # After the start limit a plain start is refused, so the way back is always the long one.
         more = f"{_granting(name)} && " if found.get("ExecMainStatus") == str(OUT_OF_BUDGET) else ""
@@ -75,6 +75,25 @@ def state(name: str) -> dict[str, Any] | None:
         "restarts": int(found.get("NRestarts") or 0),
         "hint": hint,
     }
+
+
+def _frozen(name: str, found: dict[str, str]) -> str | None:
+    """Return what to do about a unit whose cgroup is frozen; None if it is not.
+
+    systemd 252 cannot thaw a unit that its watchdog has begun to end; the kernel can.
+    """
+    group = cgroup.ROOT + found["ControlGroup"] if found.get("ControlGroup") else ""
+    try:
+        with open(f"{group}/cgroup.freeze", encoding="ascii") as file:
+            if not group or file.read().strip() != "1":
+                return None
+    except OSError:
+        return None
+    if found.get("ActiveState") == "active":
+        return f"frozen, as by 'systemctl freeze'; let it go on with: sudo systemctl thaw {name}"
+    return (
+        f"frozen while systemd ends it, so nothing moves; let it go on with: echo 0 | sudo tee '{group}/cgroup.freeze'"
+    )
 
 
 def _granting(name: str) -> str:
@@ -127,12 +146,16 @@ def _lacks(unit: str, credential: str) -> bool:
 
 
 def _hint(folder: str) -> str:
+    if not distant.answers(folder):
+        return "wait until it does, or mount it anew"
     if not os.path.isdir(folder):
         return f"make '{folder}' first"
     return f"open it with: sudo make install USER={_owner(folder)} WORKDIR={folder}"
 
 
 def _obstacle(path: str, unit: dict[str, str]) -> str | None:
+    if not distant.answers(path):
+        return distant.SILENT
     if not os.path.isdir(path):
         return "is not a folder"
     if unit.get("ProtectHome") in ("yes", "tmpfs", "read-only") and _below(path, _HIDDEN_BY_PROTECT_HOME):

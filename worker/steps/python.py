@@ -38,7 +38,9 @@ def problem(call: str, cwd: str) -> str | None:
     from importlib import machinery, util
 
     top = call.partition(":")[0].partition(".")[0]
-    if not os.path.isdir(cwd):
+    from worker import distant
+
+    if not distant.answers(cwd) or not os.path.isdir(cwd):
         return None  # an earlier step may make it
     if top in sys.modules or machinery.PathFinder.find_spec(top, [cwd]) or util.find_spec(top):
         return None
