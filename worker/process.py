@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,9 @@ _RESET_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker import {0}; {0}.main(sys.argv[2:])"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+_ENV_END = 48  # the place of env_end behind the name, in /proc/PID/stat (proc(5))
+_EXECVE = 0.1  # seconds
 
 # Time for killed processes to vanish before they are looked for again.
 LOOK_AGAIN = 0.02
@@ -303,6 +307,10 @@ def _is_of(
 def _left_by(orphan: int, marker: bytes, others: bool) -> bool:
     """Return whether this orphan of ours was left by the step with `marker`; `others`: another may have left it."""
     entries = environment_of(orphan)
+    gives_up = time.monotonic() + _EXECVE
+    while entries in ([], [b""]) and _in_execve(orphan) and time.monotonic() < gives_up:
+        time.sleep(0.001)
+        entries = environment_of(orphan)
     if marker in entries:
         return True
     return not others and not any(entry.startswith(ERRAND) for entry in entries)
@@ -315,6 +323,15 @@ def leftovers(markers: Iterable[bytes]) -> list[Found]:
     """
     session = os.getsid(0)
     return [found for found in strays(markers) if found.session != session]
+
+
+def _in_execve(pid: int) -> bool:
+    """Return whether a process is just getting its program, and has no environment yet."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[_ENV_END] == b"0"
+    except (OSError, IndexError):
+        return False
 
 
 def strays(markers: Iterable[bytes]) -> list[Found]:
