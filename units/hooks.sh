@@ -18,9 +18,14 @@ job() {
 # would empty it at every restart.  A state folder that is empty yet is the agent's, and says so to `make purge`.
 prepare() {
     [ -n "$(ls -A "${STATE_DIRECTORY%%:*}")" ] || : >"${STATE_DIRECTORY%%:*}/.agent-worker"
-    [ ! -e "${RUNTIME_DIRECTORY%%:*}/seen" ] || return 0
-    chmod -R u+rwX "${CACHE_DIRECTORY%%:*}" 2>/dev/null
-    find "${CACHE_DIRECTORY%%:*}" -xdev -mindepth 1 -delete
+    cache=${CACHE_DIRECTORY%%:*}
+    if [ ! -e "${RUNTIME_DIRECTORY%%:*}/seen" ]; then
+        chmod -R u+rwX "$cache" 2>/dev/null
+        find "$cache" -xdev -mindepth 1 ! -path "$cache/tmp" -delete
+    fi
+    # Programs that give up their rights (apt) need a /tmp as everywhere; who is outside sees none of it.
+    mkdir -p "$cache/tmp"
+    chmod 1777 "$cache/tmp"
 }
 
 # ExecStop: SIGTERM comes next.  Before that, tell the worker if another one takes over.

@@ -30,6 +30,7 @@ _ORDERS = ("settle", "grant")  # a person's word
 _TO_BROKER = ("once", *_ORDERS)
 _PEER = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 _NO_ORDERS = "a step cannot say this: a budget is granted, and what is unknown is settled, by a person outside the run"
+_ONLY_ASKS = "this user may ask how the run stands, and no more; use sudo"
 _READ = 65536
 _ROOM = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # for a few descriptors; the kernel closes any others
 
@@ -37,7 +38,7 @@ _ROOM = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # for a few descriptor
 class Connection:
     """One client, and what it has sent so far."""
 
-    __slots__ = ("_drop", "_rest", "_result", "_socket", "closed", "pid", "unanswered")
+    __slots__ = ("_drop", "_rest", "_result", "_socket", "closed", "pid", "uid", "unanswered")
 
     def __init__(self, connected: socket.socket, drop: Callable[["Connection"], None]) -> None:
         connected.setblocking(False)
@@ -46,8 +47,9 @@ class Connection:
         self._rest = b""
         self._result: bytes | None = None
         self.closed = False
-        # Of the process that connected; 0 if it cannot be seen from here.
-        self.pid = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0]
+        # Of the process that connected; its pid is 0 if it cannot be seen from here.
+        peer = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        self.pid, self.uid, _group = _PEER.unpack(peer)
         self.unanswered = 0  # requests that the broker has not looked at yet
 
     def fileno(self) -> int:
@@ -143,6 +145,7 @@ class Server:
         self._clients: dict[Connection, None] = {}  # the oldest first
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._socket.bind(path)
+        os.chmod(path, 0o660)  # the unit's group may ask how the run stands; see _handle
         self._socket.listen(128)
         events.watch(self._socket.fileno(), self._accept)
 
@@ -196,7 +199,9 @@ class Server:
             with contextlib.suppress(OSError):  # the asker may have gone
                 client.send(json.dumps(self._snapshot()).encode(), [])
         elif any(word in request for word in _TO_BROKER) and client.unanswered < _UNANSWERED_MAX:
-            if any(word in request for word in _ORDERS) and self._is_ours(client.pid):
+            if client.uid not in (0, os.geteuid()):
+                client.answer({"error": _ONLY_ASKS})
+            elif any(word in request for word in _ORDERS) and self._is_ours(client.pid):
                 client.answer({"error": _NO_ORDERS})
             elif self._broker is None:
                 client.answer({"error": "this worker keeps no effects"})

@@ -111,22 +111,21 @@ def show_status(root: str, installed: Installed | None, as_json: bool) -> int:
 def look(root: str, installed: Installed | None) -> dict[str, Any]:
     """Return how the run in `root` stands: what its living worker says, else what the ledger says.
 
-    `worker.state` is "active", "silent" (it lives and does not answer: stopped or hanging) or "absent".
+    `worker.state` is "active", "silent" (it lives and does not answer: stopped or hanging), "closed" (it lives, and
+    does not answer this user) or "absent".
     """
-    pid = folder.holder(root)
+    pid, state = folder.holder(root), "absent"
     if pid is not None:
-        answer = _ask(root)
+        try:
+            answer, state = control.ask(Places("", root, folder.runtime(root)).control), "silent"
+        except PermissionError:
+            answer, state = None, "closed"
+        except OSError:
+            answer, state = None, "silent"
         if answer is not None:
             return answer
     with contextlib.closing(open_ledger(root, installed)) as store:
-        return _from_ledger(store, pid, root)
-
-
-def _ask(root: str) -> dict[str, Any] | None:
-    try:
-        return control.ask(Places("", root, folder.runtime(root)).control)
-    except OSError:
-        return None
+        return _from_ledger(store, pid, root, state)
 
 
 def open_ledger(root: str, installed: Installed | None, writable: bool = False) -> Ledger:
@@ -157,7 +156,7 @@ def open_ledger(root: str, installed: Installed | None, writable: bool = False) 
         raise StateError(f"{path}: cannot be read: {exc}", "starting the agent sets it aside") from exc
 
 
-def _from_ledger(store: Ledger, pid: int | None, root: str) -> dict[str, Any]:
+def _from_ledger(store: Ledger, pid: int | None, root: str, worker: str) -> dict[str, Any]:
     """Return the same facts as a worker's own answer, from the rows alone."""
     rows = list(store.rows())
     current = [
@@ -192,7 +191,7 @@ def _from_ledger(store: Ledger, pid: int | None, root: str) -> dict[str, Any]:
         "budget": budget.read(store, limits_of(store) or Budget()).show(),
         "copy": copies.describe(copies.read(root, store.fact("run") or ""), clock.wall()),
         "worker": {
-            "state": "absent" if pid is None else "silent",
+            "state": worker,
             "pid": pid,
             "version": store.fact("version"),
         },
@@ -280,7 +279,12 @@ def _print_status(found: dict[str, Any]) -> None:
     print(f"updated: {found['updated'] or 'never'}")
 
 
-_WORKER = {"active": "working", "silent": "does not answer (stopped, or hanging)", "absent": "not running"}
+_WORKER = {
+    "active": "working",
+    "silent": "does not answer (stopped, or hanging)",
+    "closed": "cannot be asked by this user (use sudo); this is what the ledger knows",
+    "absent": "not running",
+}
 
 
 def _board(store: Ledger, rows: list[Row], alive: bool) -> tuple[boards.Board, list[Unlisted]]:

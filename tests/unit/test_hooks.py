@@ -69,7 +69,8 @@ def test_temporary_files_go_only_when_no_step_can_have_them(tmp_path: Path) -> N
     assert (tmp_path / "cache/closed/file").exists()
     (tmp_path / "run/seen").unlink()
     hook("prepare", tmp_path, **folders)
-    assert os.listdir(tmp_path / "cache") == []
+    assert os.listdir(tmp_path / "cache") == ["tmp"]
+    assert (tmp_path / "cache/tmp").stat().st_mode & 0o7777 == 0o1777
     for result in ("watchdog", "success"):
         hook("note", tmp_path, SERVICE_RESULT=result, EXIT_CODE="killed", EXIT_STATUS="ABRT", **folders)
     hook(
