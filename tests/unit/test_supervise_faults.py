@@ -329,6 +329,23 @@ def test_a_machine_that_answers_again_is_not_paused_first(tmp_path: Path) -> Non
     assert "it answers again; going on there" in world.said
 
 
+def test_a_machine_that_can_be_knocked_at_and_not_looked_at_is_given_up_in_the_end(tmp_path: Path) -> None:
+    """
+    B1: it goes on there once; without a look that succeeds there is no second time.
+    """
+    hook = """
+    if [ "$1" = exec ]; then
+        cat >script
+        [ ! -e "$disk/dumb" ] || ! grep -q LastWords script || exit 1
+        exec <script
+    fi
+    """
+    world = hooked(tmp_path / "w", first(f"! {{ {COPIED}; }} || : >dumb"), hook, FENCE)
+    assert world.supervise() == OK, world.said
+    assert world.said.count("it answers again; going on there") == 1
+    assert world.machines() == [("1", "paused"), ("2", "paused")]
+
+
 def test_too_many_requests_are_no_fault_of_the_machine(tmp_path: Path) -> None:
     """
     B1, B3: while it is prepared, looked at, resumed and stopped; one machine does it all.

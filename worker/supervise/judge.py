@@ -87,7 +87,7 @@ def judge(machine: Machine, seen: Seen, limits: Limits, now: Moment) -> Verdict:
     look = seen.look
     if look.holder:
         return Verdict(REPLACE, f"the supervision '{look.holder}' has it by now", machine)
-    machine = _remember(machine._replace(unanswered=0, absent=0), look, limits, now)
+    machine = _remember(machine._replace(unanswered=0, absent=0, returned=False), look, limits, now)
     ended = look.worker != "active" and look.unit not in _AT_WORK
     outcome = _outcome(look) if ended else ""
     if outcome:

@@ -400,11 +400,11 @@ class Life:
     def _leave(self, machine: Machine) -> float:
         """See to it that the machine does not work on beside the next one."""
         answers = None
-        if machine.unanswered:  # given up for its silence: one that can be asked again is well
+        if machine.unanswered and not machine.returned:  # given up for its silence: one that can be asked again is well
             answers = remote.knock(self._hand, machine).ok
             if answers:
                 self._book.say("machine-started", f"{machine.name}: it answers again; going on there", NOTICE, machine)
-                back = machine._replace(state=record.WORKING, unanswered=0, absent=0, why="", fence=None)
+                back = machine._replace(state=record.WORKING, unanswered=0, absent=0, why="", fence=None, returned=True)
                 self._book.put(back._replace(well=moment()))
                 return 0.0
         rested = rest.put_down(self._hand, machine, self.copy, answers)

@@ -70,6 +70,7 @@ class Machine(NamedTuple):
     extended: Moment | None = None  # the last time; None until it has been prepared
     fence: Moment | None = None  # since when somebody waits for it to be surely dead
     absent: int = 0  # looks in a row at which it was said to be gone
+    returned: bool = False  # given up and well again, as it seemed, and not looked at successfully since
     quiet: bool = False  # its agent was stopped in order and does not come back by itself
 
 

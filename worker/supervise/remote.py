@@ -129,8 +129,8 @@ def holder(machine: Machine) -> str:
 
 
 def knock(hand: Hand, machine: Machine) -> Reply:
-    """Return whether the machine does what it is told."""
-    return _run(hand, machine, "", "look")
+    """Return whether the machine does what it is told; one whose PID 1 does not answer, frozen say, does not."""
+    return _run(hand, machine, "timeout 10 systemctl show agent -p ActiveState >/dev/null || exit 1\n", "look")
 
 
 def look(hand: Hand, machine: Machine) -> tuple[Look | None, Reply]:
