@@ -213,6 +213,42 @@ def test_the_server_s_wish_reaches_the_worker(
     assert around.listener.unbelievable == []
 
 
+def test_the_words_of_a_server_cannot_move_the_cursor(around: Surroundings, server: Server) -> None:
+    """
+    S32: its reason phrase goes into the log and into the cause.
+    """
+
+    def answer(handler: Handler) -> None:
+        handler.wfile.write(b"HTTP/1.1 400 Bad \x9b2J\r\nContent-Length: 4\r\n\r\n\x1b[2J")
+
+    done = fetch(around, server.does(answer))
+    assert (done.returncode, b"\x1b" in done.stderr, "\x9b" in done.stderr.decode()) == (1, False, False)
+    assert f"GET {server.url('')}: 400 Bad" in done.stderr.decode()
+
+
+def test_an_answer_that_is_too_long_to_be_checked_leaves_a_doubt(around: Surroundings, server: Server) -> None:
+    """
+    F2: the server has done it; so it has where its answer ends too early, and where nobody reads what we print.
+    """
+    long = server.answers(200, b" " * (17 * 1024 * 1024))
+    done = fetch(around, long, expect={"json": {"ok": True}}, unsure=[])
+    assert (done.returncode, b"too long to be checked" in done.stderr) == (doubt.FAILED, True)
+    with around.start(*around.command("http", json.dumps({"url": long, "unsure": []}))) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+    assert process.returncode not in (0, step.AGAIN, doubt.REFUSED, doubt.NO_HOST), "those leave no doubt"
+
+
+def test_a_redirection_that_leads_nowhere_leaves_a_doubt(around: Surroundings, server: Server) -> None:
+    """
+    F2: the first server was asked, whatever became of the second.
+    """
+    url = server.answers(302, header="Location: http://127.0.0.1:1/")
+    assert fetch(around, url, unsure=[]).returncode == doubt.NOT_NOW
+    around_and_around = server.answers(302, header="Location: /loop", path="/loop")
+    assert fetch(around, around_and_around, unsure=[]).returncode == doubt.FAILED
+
+
 def test_nonsense_from_the_server_is_no_wish(around: Surroundings, server: Server) -> None:
     """
     Case M1: `Retry-After: abc` leaves the wait to the worker.

@@ -89,7 +89,8 @@ def fetch(spec: dict[str, Any]) -> None:
             httpx.RemoteProtocolError,
             httpx.ProxyError,
         ) as exc:
-            raise _unreached(exc, said, sent.begun) from None
+            before = httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError
+            raise _unreached(exc, said, sent.begun or not isinstance(exc, before)) from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError, ImportError) as exc:
             raise StepError(f"{said}: {_named(exc)}", unsure=sent.begun) from None
 
