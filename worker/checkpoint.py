@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import compress
 from operator import ne
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from worker import __version__, clock, files
 from worker.budget import GRANTED, USED
-from worker.ledger import DONE, Ledger, Row, Saved
-from worker.ledger.effects import Effect
+from worker.ledger import DONE, OUTCOMES, Ledger, Row, Saved
+from worker.ledger.effects import CLAIMED, COMMITTED, UNKNOWN, Effect
 from worker.ledger.sqlite import SqliteLedger
 
 FORMAT = 3
@@ -34,6 +34,9 @@ _END = re.compile(rb'\], "sha256": "([0-9a-f]{64})"\}\n')
 _END_2 = b"]}\n"  # that of older formats
 _SEALED = 3
 _END_MAX = 100
+# What each reader of JSON takes for the same number, and each ledger can hold.
+_COUNT_MAX = 2**53
+_MOST = {"number": 2**31, "status": 2**31}
 # Of the facts about a run, those that it needs to go on elsewhere: what is used of its budget is used.
 _AMOUNTS = (*USED.values(), *GRANTED.values())
 _DECIMAL = re.compile(r"[0-9]{1,15}(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
@@ -218,7 +221,7 @@ def _header(data: bytes) -> Header:
         raise CheckpointError(f"its first line is not a checkpoint's ({exc})") from exc
     if version not in _READABLE:
         raise CheckpointError(f"it has format {version}, this program knows {FORMAT}")
-    sound = isinstance(found.run, str) and isinstance(found.revision, int) and isinstance(found.facts, dict)
+    sound = isinstance(found.run, str) and _is_count(found.revision) and isinstance(found.facts, dict)
     if not (sound and all(isinstance(value, str) for value in found.facts.values())):
         raise CheckpointError("its first line is not a checkpoint's")
     if not found.facts.get("counted_from", "0").isdecimal():
@@ -236,10 +239,14 @@ def _said(content: dict[str, Any]) -> Header:
 def _row(entry: dict[str, object]) -> tuple[Row, bytes | None]:
     values = {name: entry.get(name, default) for name, default in _DEFAULT_VALUES.items()}
     for name, value in values.items():
-        if not isinstance(value, _TYPES[name]) or (isinstance(value, int) and abs(value) >= 2**63):
-            raise ValueError(f"'{name}' is {value!r}")
+        if not isinstance(value, _TYPES[name]) or (
+            isinstance(value, int) and abs(value) >= _MOST.get(name, _COUNT_MAX)
+        ):
+            raise ValueError(f"'{name}' is {str(value)[:40]!r}")
         if isinstance(value, float) and not math.isfinite(value):  # JSON as Python reads it has such numbers
             raise ValueError(f"'{name}' is {value!r}")
+    if values["outcome"] not in (None, *OUTCOMES):
+        raise ValueError(f"'outcome' is {values['outcome']!r}")
     _entry(entry, "step")
     return Row(**values), _output(entry)  # type: ignore[arg-type]
 
@@ -249,15 +256,23 @@ def _effect(entry: dict[str, object]) -> Effect:
     for name, value in values.items():
         if not isinstance(value, {"at": (int, float), "size": int}.get(name, str)):  # type: ignore[arg-type]
             raise ValueError(f"an effect's '{name}' is {value!r}")
+    if values["state"] not in (CLAIMED, COMMITTED, UNKNOWN) or not _is_count(values["size"]):
+        raise ValueError(f"an effect's 'state' and 'size' are {values['state']!r} and {str(values['size'])[:40]}")
+    if not math.isfinite(values["at"]):  # type: ignore[arg-type]
+        raise ValueError(f"an effect's 'at' is {values['at']!r}")
     _entry(entry, "step")
     return Effect(token=0, worker="", result=_output(entry), **values)  # type: ignore[arg-type]
 
 
 def _saved(entry: dict[str, object]) -> Saved:
     size, at = entry["size"], entry["at"]
-    if not isinstance(size, int) or not 0 <= size < 2**53 or not isinstance(at, int | float) or not math.isfinite(at):
+    if not _is_count(size) or not isinstance(at, int | float) or not math.isfinite(at):
         raise ValueError(f"a saved file's 'size' and 'at' are {size!r} and {at!r}")
     return Saved(_entry(entry, "step"), _entry(entry, "name"), _output(entry), size, at)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value < _COUNT_MAX
 
 
 def _text(entry: dict[str, object], name: str) -> str:

@@ -185,7 +185,7 @@ def _compare(ledger: SqliteLedger, places: Places, notices: list[str]) -> None:
                 )
     except FileNotFoundError:
         pass
-    except (CheckpointError, OSError) as exc:
+    except (CheckpointError, OSError, ValueError) as exc:  # no ledger can hold what is in it
         aside = folder.set_aside(places.checkpoint)
         notices.append(f"{places.checkpoint}: {exc}; set aside as {aside}, a new one is made from the ledger")
 

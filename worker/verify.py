@@ -126,7 +126,11 @@ def _read_ledger(path: str) -> _Copy:
 
 
 def _read_checkpoint(path: str) -> _Copy:
-    head, attempts, effects, *_others = checkpoint.load(path)
+    head, attempts, effects, saved, items = checkpoint.load(path)
+    try:
+        SqliteLedger.rehearse(attempts, head.facts, effects, head.revision, saved, items)
+    except ValueError as exc:
+        raise _Broken(str(exc)) from exc
     known = knowledge.of(head.run, head.revision, (row for row, _ in attempts), effects)
     written = clock.unstamp(head.written)
     return _Copy(known, os.stat(path).st_mtime if written is None else written)

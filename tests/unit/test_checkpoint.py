@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.plans import ENDED
+from tests.plans import ENDED, sealed
+from tests.unit.test_fromcopy import agentctl
 from worker import checkpoint
 from worker.checkpoint import CheckpointError
 from worker.ledger import DONE, FAILED, Claim, Row, Saved
@@ -155,3 +156,44 @@ def test_a_number_that_is_none_is_not_taken_for_one(number: str) -> None:
     assert len(checkpoint.parse(text.replace(number, "1").encode()).attempts) == 1
     with pytest.raises(CheckpointError, match=r"'spend' is (nan|inf)"):
         checkpoint.parse(text.encode())
+
+
+BIG = 36893488147419103232
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("revision", '"revision": 4', f'"revision": {BIG}'),
+        ("revision", '"revision": 4', '"revision": ' + "7" * 400),
+        ("revision", '"revision": 4', f'"revision": {2**53}'),
+        ("revision", '"revision": 4', '"revision": -1'),
+        ("number", '"number": 1', f'"number": {2**31}'),
+        ("size", '"output_size": 6', f'"output_size": {2**53}'),
+        ("outcome", '"outcome": "done"', '"outcome": "dona"'),
+        ("line", '{"seq": 2, ', '{"seq": 1, '),
+        ("surrogate", '"definition": "abc"', '"definition": "\\ud800"'),
+    ],
+)
+def test_verify_and_restore_agree(tmp_path: Path, name: str, old: str, new: str) -> None:
+    """
+    Findings B6 and S26: what no ledger can hold is said by both, in one line, and leaves nothing.
+    """
+    store = ledger_with(tmp_path, 2)
+    path = tmp_path / "checkpoint.json"
+    checkpoint.write(str(path), "demo", store)
+    store.close()
+    assert agentctl("verify-copy", path, "--state", tmp_path / "none").returncode == 0
+    text = path.read_text()
+    assert old in text
+    path.write_text(sealed(text.replace(old, new, 1)))
+    for command in ("verify-copy", "restore"):
+        done = agentctl(command, path, "--state", tmp_path / "new")
+        assert (done.returncode, "Traceback" in done.stderr + done.stdout) == (73, False), done.stderr
+    assert not (tmp_path / "new" / "ledger.db").exists()
+    # Nor does a worker that has nothing else end with more than one line.
+    (tmp_path / "state").mkdir()
+    path.rename(tmp_path / "state" / "checkpoint.json")
+    (tmp_path / "list.yaml").write_text("run: demo\ntasks:\n  - {id: step-0, run: 'true'}\n")
+    done = agentctl("run", tmp_path / "list.yaml", "--state", tmp_path / "state")
+    assert (done.returncode, "Traceback" in done.stderr) == (73, False), done.stderr

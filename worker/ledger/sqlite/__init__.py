@@ -77,18 +77,42 @@ class SqliteLedger:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temp + suffix)
         with errors(), contextlib.closing(connect(temp, "rwc")) as db:
-            db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
-            fresh = cls(temp, db)
-            fresh.restore(rows)
-            fresh.effects.restore(effects)
-            fresh.restore_saved(saved)
-            for task, added in (items or {}).items():
-                fresh.add_items(task, added)
-            fresh.note(dict(facts or {}))
-            fresh.effects.skip(revision - fresh.revision())
+            cls(temp, db)._fill(rows, facts or {}, effects, revision, saved, items or {})
         os.chmod(temp, 0o640)
         files.adopt(temp, path)
         return cls.open(path)
+
+    @classmethod
+    def rehearse(
+        cls,
+        rows: Sequence[tuple[Row, bytes | None]],
+        facts: Mapping[str, str],
+        effects: Sequence[Effect],
+        revision: int,
+        saved: Sequence[Saved],
+        items: Mapping[str, Sequence[str]],
+    ) -> None:
+        """Do in memory what `create` does; raises ValueError as that does."""
+        with errors(), contextlib.closing(connect(":memory:", "rwc")) as db:
+            cls(":memory:", db)._fill(rows, facts, effects, revision, saved, items)
+
+    def _fill(
+        self,
+        rows: Sequence[tuple[Row, bytes | None]],
+        facts: Mapping[str, str],
+        effects: Sequence[Effect],
+        revision: int,
+        saved: Sequence[Saved],
+        items: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+        self.restore(rows)
+        self.effects.restore(effects)
+        self.restore_saved(saved)
+        for task, added in items.items():
+            self.add_items(task, added)
+        self.note(dict(facts))
+        self.effects.skip(revision - self.revision())
 
     @classmethod
     def open(cls, path: str, read_only: bool = False, examined: bool = False) -> "SqliteLedger":

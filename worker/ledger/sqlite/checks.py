@@ -11,10 +11,10 @@ import shutil
 import sqlite3
 from typing import NamedTuple
 
-from worker import files, ledger, mounts
+from worker import files, mounts
 from worker.errors import StateError
-from worker.ledger import LedgerCorrupt
-from worker.ledger import effects as states
+from worker.ledger import OUTCOMES, LedgerCorrupt
+from worker.ledger.effects import CLAIMED, COMMITTED, UNKNOWN
 from worker.ledger.sqlite.database import LOGS, Database, connect, errors, log, reading
 from worker.ledger.sqlite.schema import SCHEMA, VERSION
 
@@ -26,14 +26,7 @@ _SMALL = 8 * 1024 * 1024
 SUSPECT = ".suspect"
 ID = "ledger_id"  # a fact: what its mark knows a ledger by
 _STORED = {"TEXT": "text", "INTEGER": "integer", "REAL": "real", "BLOB": "blob"}
-_OUTCOMES = (
-    ledger.DONE, ledger.FAILED, ledger.STALLED, ledger.INTERRUPTED, ledger.DEFERRED, ledger.AGAIN, ledger.UNKNOWN,
-    ledger.REDO,
-)  # fmt: skip
-_WORDS = (
-    ("attempts", "outcome", (*_OUTCOMES, None)),
-    ("effects", "state", (states.CLAIMED, states.COMMITTED, states.UNKNOWN)),
-)
+_WORDS = (("attempts", "outcome", OUTCOMES), ("effects", "state", (CLAIMED, COMMITTED, UNKNOWN)))
 # Each index that decides something, with the column that it finds rows by and those that it has.
 _INDEXES = (
     ("attempts", "done", "step", "outcome = 'done'"),
@@ -180,7 +173,7 @@ def _check_values(db: Database, table: str, columns: _Columns) -> None:
     ]
     for other, column, words in _WORDS:
         if other == table:
-            known = ", ".join(f"'{word}'" for word in words if word is not None)
+            known = ", ".join(f"'{word}'" for word in words)
             wrong.append(f"{column} NOT IN ({known})")
     if wrong and db.execute(f"SELECT 1 FROM {table} WHERE {' OR '.join(wrong)} LIMIT 1").fetchone():
         raise LedgerCorrupt(f"table {table} has a value that it cannot have")
