@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support import hear
 from worker import process
-from worker.supervise.command import Runner
+from worker.supervise.command import Answer, Runner
 from worker.supervise.provider import TIMEOUTS, Hand, Provider, fill
 from worker.supervise.record import Machine, Moment
 
@@ -118,6 +119,29 @@ def test_words_that_no_command_can_have_are_a_failure_and_no_exception(tmp_path:
     answer = hand(tmp_path, pause=("true", "{id}")).do("pause", MACHINE._replace(id=word))
     assert answer.status == 126
     assert "cannot be run: " in answer.fault()
+
+
+def test_a_large_file_is_given_more_time(tmp_path: Path) -> None:
+    """
+    B2: 27 MB need more than two minutes at 1 Mbit/s; the other time limits stay.
+    """
+    limits: list[float] = []
+
+    class Noting(Runner):
+        def run(
+            self, argv: Sequence[str], env: Mapping[str, str], limit: float, given: str = "", most: int | None = None
+        ) -> Answer:
+            limits.append(limit)
+            return super().run(argv, env, limit, given, most)
+
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate(27_000_000)
+    commands: dict[str, str | tuple[str, ...]] = dict.fromkeys(("put", "get", "pause"), "true")
+    ours = Hand(Provider("p.yaml", commands, {}, TIMEOUTS), Noting(str(tmp_path / "command"), lambda: None), ENV)
+    ours.put(MACHINE, str(tmp_path / "large"), "/r")
+    ours.get(MACHINE, "/r", "/l", 27_000_000)
+    ours.do("pause", MACHINE)
+    assert limits == [120 + 540, 120 + 540, 60]
 
 
 def test_a_lot_of_output_neither_blocks_nor_stays(tmp_path: Path) -> None:

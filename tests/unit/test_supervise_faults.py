@@ -312,6 +312,16 @@ def test_results_and_copies_that_came_in_part_are_fetched_again(tmp_path: Path) 
     assert (world.root / "half-").exists()
 
 
+def test_a_machine_that_cannot_be_extended_is_said_to_be_from_the_first_time_on(tmp_path: Path) -> None:
+    """
+    B9: right after it was prepared, and when it was resumed.
+    """
+    world = World(tmp_path / "w", f"[ $looks != 2 ] || off\n{DONE.replace('3', '4')}")
+    world.configure("commands: {extend: 'echo no credit >&2; false'}\n")
+    assert world.supervise() == OK, world.said
+    assert world.said.count("cannot be extended: exited with status 1: no credit") == 2
+
+
 # -- no fault of the machine
 
 

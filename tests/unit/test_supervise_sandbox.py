@@ -57,7 +57,7 @@ def test_a_sandbox_says_what_is_otherwise_than_with_its_provider(tmp_path: Path)
         "config: job.yaml\nprovider: own.yaml\nvariables: {WHERE: /m, SIZE: big}\n"
         "commands: {pause: [halt, '{id}']}\ntimeouts: {look: 5s}\nlimit: 12h\nat_end: keep\n"
         "files: {/etc/agent/config.d/more.yaml: job.yaml}\nresults: {out/report: /var/lib/agent/out/report}\n"
-        "budget: {hours: 1.5, spend: 20}\n",
+        "budget: {hours: 1.5, spend: 20}\nmax_file: 3MiB\n",
     )
     assert found.provider.commands["pause"] == ("halt", "{id}")
     assert found.provider.commands["create"] == ("make", "{name}", "{SIZE}")
@@ -65,6 +65,7 @@ def test_a_sandbox_says_what_is_otherwise_than_with_its_provider(tmp_path: Path)
     assert found.files == (("/etc/agent/config.d/more.yaml", f"{tmp_path}/job.yaml"),)
     assert found.results == ((f"{tmp_path}/out/report", "/var/lib/agent/out/report"),)
     assert found.budget == (10, 1.5, 20)
+    assert found.max_file == 3 * 2**20
 
 
 @pytest.mark.parametrize("name", SHIPPED)
