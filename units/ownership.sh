@@ -16,7 +16,8 @@ check_foreign() {
     if program_is_ours && file_is_ours "$BIN"; then installed=1; fi
     case "$(folder_state etc "$ETC")" in ours | mixed) known=1 ;; esac
     foreign_user "$1" "$2"
-    foreign_folder etc "$ETC" "if its files are meant for this agent:  sudo touch $ETC/$MARK   (purge removes them then)
+    wrong_kind "$ETC"
+    [ -n "$installed" ] || foreign_folder etc "$ETC" "if its files are meant for this agent:  sudo touch $ETC/$MARK   (purge removes them then)
     or move it:  sudo mv $ETC $ETC.other"
     for name in config.d supervisor; do
         wrong_kind "$ETC/$name"
@@ -56,7 +57,7 @@ entry_of() { # DATABASE
 foreign_folder() { # KIND PATH HINT
     case "$(folder_state "$1" "$2")" in
         foreign) found "$2: $(others "$1" "$2")" "$3" ;;
-        kind) wrong_kind "$2" ;;
+        kind) [ "$1" = etc ] || wrong_kind "$2" ;;
     esac
 }
 
@@ -141,7 +142,7 @@ others() {
 # bears_traces KIND FOLDER -- whether a folder without a mark is the agent's for all that.
 bears_traces() {
     case "$1" in
-        etc) [ -d "$2/config.d" ] && [ -d "$2/supervisor" ] && is_list "$2/config.yaml" ;;
+        etc) [ -d "$2/config.d" ] && [ -d "$2/supervisor" ] ;;   # the list may be anything, while it is being edited
         lib) entry_is_ours lib "$2/current" && entry_is_ours lib "$2/releases" ;;
         state) is_state "$2" ;;
         supervisor) ls "$2"/*/machines.json >/dev/null 2>&1 ;;
@@ -156,7 +157,7 @@ is_state() { # FOLDER
 }
 
 is_list() { # FILE
-    [ -f "$1" ] && grep -q '\(^\|^{\|[{,] *\)["'\'']\{0,1\}tasks["'\'']\{0,1\} *:' "$1"
+    [ -f "$1" ] && grep -q '\(^\|^{\|[{,] *\)["'\'']\{0,1\}\(tasks\|run\|defaults\|budget\)["'\'']\{0,1\} *:' "$1"
 }
 
 entry_is_ours() { # KIND PATH

@@ -365,6 +365,19 @@ def test_n19_an_installation_without_marks_is_upgraded_and_purged_by_what_is_in_
     assert "kept /var/lib/agent, in which these are not known to be the agent's: vendor.db, .cache" in done.stdout
 
 
+@pytest.mark.parametrize("text", ["run: mine\n", "tusks:\n- {id: a\n", ""])
+def test_n19_a_list_that_is_being_edited_stops_no_upgrade(run: Run, dest: Path, text: str) -> None:
+    """N19: it may leave the tasks to drop-ins, or be broken just now; the folder is the agent's for all that."""
+    run("install")
+    (dest / "etc/agent/.agent-worker").unlink()
+    put(dest / "etc/agent/config.yaml", text)
+
+    assert run("install").returncode == 0
+    assert run("uninstall").returncode == 0
+    assert run("install").returncode == 0
+    assert (dest / "etc/agent/config.yaml").read_text() == text
+
+
 def test_n19_an_installation_without_marks_and_without_strangers_is_marked(run: Run, dest: Path) -> None:
     """N19: with the next upgrade, so that files that come later are removed with it."""
     run("install")
