@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from worker import clock, decide, folder, lastwords, ledger, points
+from worker import clock, decide, folder, lastwords, ledger, points, savings
 from worker import note as notes
 from worker.attempt import Attempt
 from worker.board import Progress
@@ -96,6 +96,11 @@ class Crew:
         attempt = self._attempt(step, claim, slot, ask_first)
         note = self._note(attempt, past) if claim.number > 1 else None
         self._tidy(slot, step)
+        if claim.number > 1:
+            saved = self._persist(lambda: list(self._ledger.saved(step.id)))
+            with contextlib.suppress(StateError):
+                folder = self._places.state(step.id)
+                self._disk.persist(folder, lambda: savings.bring_back(saved, folder, self._journal))
         if not self._persist(lambda: self._ledger.still_ours(step.id)):
             self._slots.give(slot)
             return False

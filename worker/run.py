@@ -20,7 +20,7 @@ from worker.errors import OUT_OF_BUDGET as BUDGET_SPENT
 from worker.events import Signals
 from worker.files import as_text
 from worker.fromcopy import only_a_person_knows
-from worker.ledger import Claim, Ending
+from worker.ledger import DONE, Claim, Ending
 from worker.orders import EXIT_GRACE, LEFT, OUT_OF_BUDGET, STOP_GRACE, STOPPED, Orders
 from worker.plan import Plan
 from worker.workshop import Workshop
@@ -218,6 +218,8 @@ class Run:
         step = self._plan.by_id.get(attempt.step.id, attempt.step)
         ended = self._crew.judge(attempt, self._board.progress(step.id), step.task)
         self._standing.mark(ended.ending, attempt.definition)
+        if ended.ending.outcome != DONE:
+            self._shop.savings.take(step.id)
         return ended
 
     def _commit(self, ended: list[Ended], claims: list[Claim], most: int) -> bool:

@@ -28,6 +28,7 @@ from worker.orders import STOPPED, Orders
 from worker.peers import Alone, Peers
 from worker.plan import Plan
 from worker.results import Results
+from worker.savings import Savings
 from worker.slots import Slots
 from worker.standing import Standing
 from worker.status import Outcomes
@@ -84,6 +85,7 @@ class Workshop:
         self.disk = Disk(journal, self.watchdog.wait, lambda: self.orders.done)
         self.ledger = self._reached(store)
         self.results = Results(self.ledger, places, self.disk, journal)
+        self.savings = Savings(self.ledger, places, self.running, self.persist)
         self.meter = Meter(settings.budget, self.ledger, self.running, self.persist)
         self.outcomes = Outcomes()
         base = environment.inherited(environ)
@@ -163,7 +165,7 @@ class Workshop:
             lambda: self.list.settings.contact, self.places, self.ledger, self.running, self.meter.state,
             environ, self.errands, self.journal,
         )  # fmt: skip
-        return Companions([self.meter, keeper, self.copies, herald, self.awake, self.errands])
+        return Companions([self.meter, self.savings, keeper, self.copies, herald, self.awake, self.errands])
 
     def _others(self) -> Peers | Alone:
         if not self.ledger.shared:

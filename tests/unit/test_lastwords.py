@@ -1,12 +1,16 @@
 """Last words: what is known of an attempt that was cut off with its worker."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import MakeWorker
-from tests.support import PATIENCE, ROOT
+from tests.support import PATIENCE, ROOT, Worker
 from tests.unit.test_fromcopy import AGENTCTL, agentctl
+from worker.ledger.sqlite import SqliteLedger
 
 LIST = f"""
 tasks:
@@ -77,3 +81,43 @@ def test_the_words_of_another_attempt_are_not_its_last(worker: MakeWorker) -> No
     w.run()
     note = json.loads((w.state / "note").read_text())
     assert (note["log"], note["output"], note["progress"]) == ([], [], None)
+
+
+SAVE = f"""
+run: demo
+tasks:
+  - id: a
+    env: {{PYTHONPATH: '{ROOT}'}}
+    run: |
+      test -e ../go && {{ ls "$STATE_DIRECTORY"; {AGENTCTL} load; exit; }}
+      echo twenty | {AGENTCTL} save
+      head -c 70000 /dev/zero > "$STATE_DIRECTORY/weights"; chmod 640 "$STATE_DIRECTORY/weights"
+      (umask 077; echo secret > "$STATE_DIRECTORY/token")
+      sleep 600
+"""
+
+
+@pytest.mark.parametrize("name", ["checkpoint.json", "ledger.db"])
+def test_what_a_step_has_saved_travels(worker: MakeWorker, tmp_path: Path, name: str) -> None:
+    """
+    Finding F3: a small file is there on the other machine, a large one is named, one of its owner alone stays.
+    """
+    w = worker(SAVE)
+    w.start()
+    w.until("a: started")
+    gives_up = time.monotonic() + PATIENCE
+    while len(saved(w)) < 2:
+        assert time.monotonic() < gives_up
+    assert agentctl("export", tmp_path / name, "--state", w.state).returncode == 0
+    w.kill()
+    other = worker(SAVE, "other")
+    assert agentctl("restore", tmp_path / name, "--state", other.state).returncode == 0
+    (other.state / "go").touch()
+    assert other.run() == 0
+    assert other.output("a") == b"state\ntwenty\n"
+    assert other.matching(r"a: what it has saved is not here, .*: weights \(70000 bytes\)")
+
+
+def saved(w: Worker) -> list[str]:
+    with contextlib.closing(SqliteLedger.open(str(w.state / "ledger.db"), read_only=True)) as store:
+        return [one.name for one in store.saved()]
