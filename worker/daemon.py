@@ -4,18 +4,20 @@ import contextlib
 import faulthandler
 import gc
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 from worker import alert, clock, config, environment, folder, identity, journal, plan, resume, sandbox, systemd
 from worker.alert import Alert, Words
 from worker.awake import Awake
 from worker.contact import Contact
-from worker.disk import FULL, PATIENCE
+from worker.disk import FULL, PATIENCE, awaited
 from worker.errors import FAULT, OK, WORK_LEFT, AgentError, Shortage, StateError, StateHeld
 from worker.folder import Places
 from worker.journal import ERROR, NOTICE, WARNING, Journal
-from worker.ledger import LedgerAway, LedgerCorrupt, StorageFull
+from worker.ledger import LedgerCorrupt, StorageFull
 from worker.ledger.sqlite.checks import SUSPECT
 from worker.run import Run
 from worker.scarcity import SCARCE
@@ -23,11 +25,14 @@ from worker.startup import prepare_daemon
 from worker.succession import Predecessor
 from worker.systemd import Notifier
 from worker.tasklist import Tasklist
+from worker.timespan import show
 from worker.workshop import Workshop
 
 # How long each stage of the start may take before systemd is right to give up on it.
 _STAGE = 120.0
 _DISK_RETRY = 1.0
+
+T = TypeVar("T")
 
 
 def run(config_path: str, state_folder: Callable[[str], str], environ: Mapping[str, str]) -> int:
@@ -50,10 +55,14 @@ def run(config_path: str, state_folder: Callable[[str], str], environ: Mapping[s
         root, told = state_folder(settings.run), settings.contact
         runtime = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
         secrets = environ.get("CREDENTIALS_DIRECTORY")
-        places = Places(settings.run, root, folder.prepare(root, runtime or None), secrets)
+        runtime = _patiently(lambda: folder.prepare(root, runtime or None), root, log, notifier)
+        places = Places(settings.run, root, runtime, secrets)
         log = Journal(settings.run, send)
         notifier.starting(_STAGE)
         status = _work(settings, steps, places, log, notifier, environ)
+    except _Stopped as exc:
+        status = exc.exit_status
+        log.event("state", str(exc), priority=NOTICE)
     except AgentError as exc:
         status = exc.exit_status
         for line in str(exc).split("\n"):
@@ -171,21 +180,49 @@ def _resume(
 
     Such a wait comes after READY=1: `systemctl daemon-reload` forgets what a start was granted beyond its limit.
     """
-    told = False
+    shared = settings.ledger is not None
+    return _patiently(
+        lambda: resume.join(settings, steps, places) if shared else resume.open_ledger(places, in_order),
+        places.root, log, notifier, lambda: awake.keep(clock.monotonic()),
+    )  # fmt: skip
+
+
+class _Stopped(AgentError):
+    """The worker was told to stop while it waited."""
+
+    exit_status = WORK_LEFT
+
+
+def _patiently(
+    action: Callable[[], T], root: str, log: Journal, notifier: Notifier, meanwhile: Callable[[], None] = lambda: None
+) -> T:
+    """Return `action()`, repeated while the disk is full or failing, or the ledger's server is away.
+
+    Raises StateError when that takes longer than PATIENCE, and AgentError with exit status 75 for SIGTERM meanwhile.
+    """
+    told = ""
     gives_up = clock.monotonic() + PATIENCE
-    while True:
-        try:
-            shared = settings.ledger is not None
-            return resume.join(settings, steps, places) if shared else resume.open_ledger(places, in_order)
-        except (StorageFull, OSError) as exc:
-            if (isinstance(exc, OSError) and exc.errno not in FULL) or clock.monotonic() > gives_up:
-                raise StateError(f"{places.root}: the state cannot be opened: {exc}") from exc
-            if not told:
-                what = "the server" if isinstance(exc, LedgerAway) else "space"
-                text = f"{places.root}: the state cannot be opened ({exc}); waiting for {what}, nothing is lost"
-                log.event("waiting", text, priority=ERROR)
-                notifier.ready(f"waiting for {what}")
-            told = True
-            notifier.ping()
-            awake.keep(clock.monotonic())
-            time.sleep(_DISK_RETRY)  # nothing runs yet that could be heard
+    before: dict[int, Any] = {}
+
+    def stop(*_: object) -> NoReturn:
+        raise _Stopped(f"{root}: stopped while waiting for {told}")
+
+    try:
+        while True:
+            try:
+                return action()
+            except (StorageFull, OSError) as exc:
+                if (isinstance(exc, OSError) and exc.errno not in FULL) or clock.monotonic() > gives_up:
+                    raise StateError(f"{root}: the state cannot be opened: {exc}") from exc
+                if not told:
+                    told = awaited(exc)
+                    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+                    what = f"waiting for {told}, up to {show(PATIENCE)}, nothing is lost"
+                    log.event("waiting", f"{root}: the state cannot be opened ({exc}); {what}", priority=ERROR)
+                    notifier.ready(f"waiting for {told}")
+                notifier.ping()
+                meanwhile()
+                time.sleep(_DISK_RETRY)  # nothing runs yet that could be heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from worker import clock
 from worker.errors import StateError
 from worker.journal import ERROR, NOTICE, Journal
-from worker.ledger import LedgerAway, StorageFull
+from worker.ledger import LedgerAway, LedgerLocked, StorageFull
 from worker.scarcity import SCARCE
 from worker.timespan import show
 
@@ -73,8 +73,8 @@ class Disk:
                 if isinstance(exc, LedgerAway)
                 else "cannot be written"
             )
-            till = "waiting for it" if short or isinstance(exc, LedgerAway) else "waiting for space"
-            text = f"{what}: {wants} ({reason}); {till}, nothing is lost"
+            till = "it" if short or isinstance(exc, LedgerAway) else awaited(exc)
+            text = f"{what}: {wants} ({reason}); waiting for {till}, nothing is lost"
             self._journal.event("waiting", text, priority=ERROR)
 
     def _pause(self, away: bool) -> None:
@@ -86,6 +86,17 @@ class Disk:
             if self.stopping():
                 raise Stopped
             self._wait(retry_at)
+
+
+def awaited(exc: Exception) -> str:
+    """Return what has to change before a call that raised `exc` can work, for people."""
+    if isinstance(exc, LedgerAway):
+        return "the server"
+    if isinstance(exc, LedgerLocked):
+        return "the program that has locked it"
+    if isinstance(exc, OSError) and exc.errno == errno.EIO:
+        return "the disk, which is failing"
+    return "space"
 
 
 def _nothing() -> None:

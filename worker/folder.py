@@ -121,7 +121,7 @@ class Places(NamedTuple):
 def prepare(root: str, runtime: str | None) -> str:
     """Make the folders of the state folder `root`; return the runtime folder, which exists then.
 
-    Raises StateError that names the path which cannot be made or written.
+    Raises StateError that names the path which cannot be made or written, OSError for a disk that is full or failing.
     """
     try:
         make(root)
@@ -129,13 +129,13 @@ def prepare(root: str, runtime: str | None) -> str:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640))
         os.unlink(probe)
     except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT) and os.path.isdir(f"{root}/work"):
-            pass  # a full disk is waited out later, where the waiting can be seen
-        else:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise StateError(
                 f"{exc.filename or root}: the state folder cannot be written: {exc.strerror}",
                 "it must be a folder that this user may write to",
             ) from exc
+        if not os.path.isdir(f"{root}/work"):
+            raise  # there is nowhere to begin; else it is waited out later, beside what can be done already
     if runtime is None:
         runtime = f"{root}/run"
         if len(os.fsencode(f"{runtime}/notify.00000")) > _SOCKET_PATH_MAX:
@@ -143,6 +143,8 @@ def prepare(root: str, runtime: str | None) -> str:
     try:
         os.makedirs(runtime, mode=0o700, exist_ok=True)
     except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
         raise StateError(f"{runtime}: the runtime folder cannot be made: {exc.strerror}") from exc
     return runtime
 

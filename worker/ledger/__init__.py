@@ -21,6 +21,10 @@ class StorageFull(Exception):
     """The disk took no more, or is failing; nothing was changed and the same call may work later."""
 
 
+class LedgerLocked(StorageFull):
+    """Another program holds the database; the same call works when it has let go."""
+
+
 class LedgerAway(StorageFull):
     """The server cannot be reached; whether the call did anything is found out when it is made again."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from worker import files, mounts, points
 from worker.errors import StateError
-from worker.ledger import LedgerCorrupt, StorageFull
+from worker.ledger import LedgerCorrupt, LedgerLocked, StorageFull
 
 # Well below any WatchdogSec: waiting for another writer must not look like a hang.
 _BUSY_SECONDS = 5.0
@@ -164,6 +164,16 @@ def transaction(db: Database, durable: bool = True) -> Iterator[None]:
     points.at("ledger-committed")
 
 
+def _limit() -> str:
+    """Return what else may be the reason why a file cannot grow."""
+    import resource  # for the rare moment
+
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if most == resource.RLIM_INFINITY:
+        return ""
+    return f"; no file of this process may be larger than {most} bytes (LimitFSIZE=, ulimit -f)"
+
+
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
     """Tell a full or failing disk (wait and try again) from a file that is no ledger."""
@@ -177,8 +187,10 @@ def errors() -> Iterator[None]:
         if extended == sqlite3.SQLITE_READONLY_ROLLBACK:
             what = "a commit was cut off, which the next worker takes back"
             raise StateError(f"the ledger cannot be read as it is: {what}; start the agent") from exc
+        if code == sqlite3.SQLITE_BUSY:
+            raise LedgerLocked("another program has locked it") from exc
         if code in _WAIT_AND_RETRY:
-            raise StorageFull(str(exc)) from exc
+            raise StorageFull(f"{exc}{_limit()}") from exc
         if code == sqlite3.SQLITE_READONLY:
             raise StateError(f"the ledger can no longer be written: {exc}; remount the disk, start again") from exc
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
