@@ -132,7 +132,7 @@ def adopt(source: str, path: str) -> None:
 
     Raises OSError with `source` still there when it could not be made durable.
     """
-    fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_plain(source)
     try:
         os.fsync(fd)
     finally:
@@ -228,6 +228,19 @@ def make(path: str, mode: int, access: int = os.O_WRONLY) -> int:
     except FileExistsError:
         os.unlink(path)
         return os.open(path, flags, mode)
+
+
+def clear_the_way(path: str) -> None:
+    """Let nothing but a plain file, or a link, be at `path`: a FIFO that a step has put there would be waited for.
+
+    Raises OSError.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode) and not stat.S_ISDIR(mode):
+        os.unlink(path)
 
 
 def open_plain(path: str) -> int:

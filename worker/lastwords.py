@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from worker import files
 from worker.folder import Places
 from worker.ledger import Ending, Row
 from worker.output import INLINE_MAX, TAIL_MAX
@@ -23,6 +24,7 @@ def begin(places: Places, slot: int, step: str, number: int, started: float) -> 
                 os.truncate(part, 0)
     owner = f"{step} {number} {started!r}\n".encode()
     with contextlib.suppress(OSError):
+        files.clear_the_way(_path(places, slot))
         # Not O_TRUNC: some file systems take that for a file that is being replaced, and flush it.
         fd = os.open(_path(places, slot), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
@@ -60,7 +62,7 @@ def _slots(places: Places) -> Iterator[int]:
 
 def _owner(places: Places, slot: int) -> str:
     try:
-        with open(_path(places, slot), encoding="utf-8") as file:
+        with open(files.open_plain(_path(places, slot)), encoding="utf-8") as file:
             return file.read(1000).rstrip("\n")
     except (OSError, ValueError):
         return ""
@@ -69,7 +71,7 @@ def _owner(places: Places, slot: int) -> str:
 def _end(path: str) -> tuple[bytes, int]:
     """Return all of a part, or the end of it if it is long, and its size."""
     try:
-        with open(path, "rb") as file:
+        with open(files.open_plain(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(0 if size <= INLINE_MAX else size - TAIL_MAX)
             return file.read(INLINE_MAX), size

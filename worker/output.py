@@ -193,6 +193,7 @@ class Spool:
 
     def _make(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        files.clear_the_way(self.path)
         try:
             return os.open(self.path, flags, 0o640)
         except FileNotFoundError:  # a step has removed the folder

@@ -421,7 +421,7 @@ def _copy(data: bytes | None, path: str) -> None:
         out.write(data)
     else:
         try:
-            with open(path, "rb") as file:
+            with open(files.open_plain(path), "rb") as file:
                 while chunk := file.read(1 << 20):
                     out.write(chunk)
         except OSError as exc:

@@ -123,9 +123,7 @@ class SqliteLedger:
         """
         if not os.path.exists(path):
             raise FileNotFoundError(path)
-        for suffix in ("", *LOGS):  # a FIFO would hold us up for ever
-            if os.path.exists(path + suffix) and not os.path.isfile(path + suffix):
-                raise LedgerCorrupt(f"{os.path.basename(path)}{suffix} is no plain file")
+        checks.plain(path)
         if not read_only and not examined:
             checks.examine(path)  # damage stays as it is
         with errors():

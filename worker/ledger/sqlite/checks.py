@@ -49,6 +49,7 @@ def examine(path: str) -> Found:
     """
     if not os.path.exists(path):
         raise FileNotFoundError(path)
+    plain(path)
     alone = not mounts.shares_memory(mounts.kind(path)) and log(path) == "-wal"
     if alone or log(path) == "-journal":  # to read it is to change it: there is a commit that was cut off
         return _examine_copy(path)
@@ -66,6 +67,13 @@ def examine(path: str) -> Found:
             with open(memory, "r+b") as file:
                 file.write(before)
         raise
+
+
+def plain(path: str) -> None:
+    """Raise LedgerCorrupt if a file of the ledger at `path` is a FIFO, say, for which SQLite would wait for ever."""
+    for ending in ("", *LOGS):
+        if os.path.exists(path + ending) and not os.path.isfile(path + ending):
+            raise LedgerCorrupt(f"{os.path.basename(path)}{ending} is no plain file")
 
 
 def _examine_copy(path: str) -> Found:

@@ -32,7 +32,7 @@ def read(ledger: str) -> Said | None:
     Raises FileNotFoundError.
     """
     try:
-        with open(ledger + ENDING, encoding="ascii") as file:
+        with open(files.open_plain(ledger + ENDING), encoding="ascii") as file:
             id, revision, inode = file.read(200).split()
             here = os.fstat(file.fileno()).st_ino if _steady(ledger) else 0
             return Said(id, int(revision), bool(here) and int(inode) not in (0, here))
