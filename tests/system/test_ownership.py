@@ -84,5 +84,10 @@ def test_n19_purge_takes_all_that_the_agent_made(agent: Machine) -> None:
 
     done = agent.run("make -C /src purge")
 
-    assert agent.run("ls -d /etc/agent* /var/lib/agent* /var/cache/agent* /usr/local/*/agent* /run/agent*", check=False).out == "", done.out
+    assert (
+        agent.run(
+            "ls -d /etc/agent* /var/lib/agent* /var/cache/agent* /usr/local/*/agent* /run/agent*", check=False
+        ).out
+        == ""
+    ), done.out
     assert agent.run("id agent", check=False).rc != 0

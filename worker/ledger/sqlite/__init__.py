@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from worker import files, points
 from worker.errors import StateError
-from worker.ledger import DONE, Claim, Ending, Heard, LedgerCorrupt, Recorded, Row, Saved
+from worker.ledger import DONE, Claim, Ending, Heard, Recorded, Row, Saved
 from worker.ledger.effects import Effect
 from worker.ledger.sqlite import checks, mark
 from worker.ledger.sqlite.database import LOGS, Database, approach, connect, errors, prepare, reading, transaction
