@@ -17,6 +17,7 @@ from worker.folder import Ends
 from worker.journal import Journal
 
 _WANTED = ("LoadState", "ActiveState", "SubState", "Result", "NRestarts", "ExecMainCode", "ExecMainStatus")
+_UNKNOWN_UNIT, _SOUND_UNIT = "not-found", "loaded"  # any other LoadState is one that systemd cannot start again
 _EXITED = "1"  # ExecMainCode is the si_code of waitid(2)
 
 
@@ -24,7 +25,7 @@ def tell(name: str, config_path: str, root: str, environ: Mapping[str, str]) -> 
     """Tell somebody if the unit `name` is down for good and that has not been told; return the exit status."""
     systemd.Notifier(environ, lambda text: print(text, file=sys.stderr)).passing()
     found = unit.properties(name, *_WANTED)
-    if found.get("LoadState") != "loaded":
+    if found.get("LoadState", _UNKNOWN_UNIT) == _UNKNOWN_UNIT:
         raise AgentError(f"{name}.service: systemd does not know it here", "name the unit: agentctl alert UNIT")
     rehearsal.hold_if_asked(lambda: _contact(config_path, root), name, environ)
     if not down(found):
@@ -76,6 +77,9 @@ def examine(name: str, found: Mapping[str, str], words: alert.Words | None, last
         again = found.get("NRestarts", "0") != "0"
         kind = alert.GAVE_UP
         cause = "systemd has given up after many starts in a row" if again else "it is not started again"
+        load = found.get("LoadState", _SOUND_UNIT)
+        if load != _SOUND_UNIT:
+            cause = f"systemd cannot use its unit file ({load}); 'systemd-analyze verify {name}.service' says where"
         cause += f"; the last worker: {last_end or _end(found.get('Result', ''), exited, status)}"
     return Alert(kind, f"{cause}; 'journalctl -u {name}' says more")
 

@@ -91,6 +91,22 @@ def test_a_mistake_in_the_yaml_is_told_once_however_often_it_is_met(agent: Machi
     assert told == [f"{where} 'timout'", f"{where} 'tries'"]
 
 
+def test_a_drop_in_that_is_wrong_when_the_worker_dies_is_told(agent: Machine) -> None:
+    """
+    B4: systemd cannot start the unit again, nor say that it is sound; somebody is told, with the command that says why.
+    """
+    service = Service(agent, f"run: r\n{ALERT}\ntasks:\n  - {{id: a, run: 'sleep 600'}}\n")
+    service.start()
+    service.wait("step-started")
+    broken = "/etc/systemd/system/agent.service.d/96-broken.conf"
+    agent.write(broken, "[Service]\nExecStart=/bin/true\n")
+    agent.run("systemctl daemon-reload; systemctl kill --kill-who=main -s KILL agent")
+    agent.run("until [ $(systemctl show -P ActiveState agent) = failed ]; do sleep 0.05; done")
+    settled(service)
+    (told,) = alerts(agent)
+    assert told.startswith("gave-up//r/agent.service: systemd cannot use its unit file (bad-setting)"), told
+
+
 def test_a_spent_budget_is_told_once_until_it_is_raised(agent: Machine) -> None:
     """
     Started again without more it ends at once, as before; with more it works, and what comes then is news.

@@ -88,6 +88,16 @@ def test_what_systemd_has_given_up_is_the_same_however_often_it_had_tried() -> N
     assert found.cause.startswith("systemd has given up after many starts in a row; the last worker: watchdog, SIGABRT")
 
 
+@pytest.mark.parametrize("load", ["bad-setting", "error", "masked"])
+def test_a_unit_that_systemd_cannot_use_any_more_is_named_as_that(load: str) -> None:
+    """
+    B4: its last worker died, and a drop-in that is wrong keeps it from coming back.
+    """
+    found = postmortem.examine("agent", down(9, ExecMainCode="2", Result="signal", LoadState=load), None, "")
+    assert found is not None
+    assert f"({load}); 'systemd-analyze verify agent.service' says where; the last worker: signal" in found.cause
+
+
 def test_the_last_lines_are_few_short_and_text() -> None:
     """
     Whatever the bytes: 50 lines, 8 KiB, no NUL, which no environment can hold.
