@@ -43,6 +43,9 @@ test-quick: .venv/.dev ## the tests that start no program of ours, in under a mi
 test-unit test-crash test-system: .venv/.dev ## one tier of them
 	@$(PY) -m tests $(@:test-%=%)
 
+crash: .venv/.dev ## kill and fail the worker at its system calls: a sample; CASES=all, CASE=sqlite/write/40/KILL
+	@CASES=$(call quote,CASES) CASE=$(call quote,CASE) $(PY) -m tests.campaign
+
 bench: .venv/.dev ## time per step, beside what it is made of
 	$(PY) -m tests.bench
 
@@ -86,4 +89,4 @@ lock: ## write requirements.lock anew (needs uv)
 	echo '# == development =='; without extras dev; } >$$tmp/lock; \
 	cp $$tmp/lock requirements.lock
 
-.PHONY: help run check check-units test test-quick test-unit test-crash test-system bench bench-postgres install uninstall purge clean lock
+.PHONY: help run check check-units test test-quick test-unit test-crash test-system crash bench bench-postgres install uninstall purge clean lock

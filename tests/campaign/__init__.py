@@ -1,0 +1,5 @@
+"""The crash campaign: a run of every kind of step, its worker killed at one system call after the other.
+
+`make crash` runs a sample of the cases, `make crash CASES=all` every one, `make crash CASE=sqlite/write/40/KILL` one.
+Imports nothing of the program's but what reads a ledger.
+"""

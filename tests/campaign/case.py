@@ -1,0 +1,150 @@
+"""One case: a fault at one system call of the worker, then workers without any until the list is done."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import stat
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.campaign import work
+from tests.support import ROOT, Worker
+
+KILL = "KILL"
+SQLITE, POSTGRES = "sqlite", "postgres"
+# What a worker writes with.  A ledger on a server has a thread of its own, so there children are followed as well, and
+# a step's own process may be the one that is hit.
+CALLS = {
+    SQLITE: "write,pwrite64,fsync,fdatasync,ftruncate,rename,unlink,mkdir,sendmsg,openat",
+    POSTGRES: "write,fsync,fdatasync,rename,unlink,mkdir,sendmsg,sendto,openat",
+}
+ERRORS = ("EIO", "ENOSPC", "EMFILE")
+# Failing calls after which a worker may be started again by hand; more starts than that are a loop.
+_STARTS = 5
+_WRITES = re.compile(r"O_CREAT|O_WRONLY|O_RDWR")
+_TO_ITSELF = re.compile(r"\d+<(pipe|anon_inode):")
+_CALL = re.compile(r"^(?P<who>\d* *)(?P<name>\w+)\((?P<rest>.*)")
+
+
+class Case(NamedTuple):
+    """`fault` is KILL or an errno's name; `nth`: at which call of that name, counted from 1."""
+
+    ledger: str
+    call: str
+    nth: int
+    fault: str
+
+    def __str__(self) -> str:
+        return f"{self.ledger}/{self.call}/{self.nth}/{self.fault}"
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Read a case as `str` shows it.  Raises ValueError."""
+        ledger, call, nth, fault = text.split("/")
+        return cls(ledger, call, int(nth), fault)
+
+
+class Outcome(NamedTuple):
+    """`hit`: the fault has met the worker.  `starts` of workers until the list was done; `faults` in lines."""
+
+    hit: bool
+    starts: int
+    faults: list[str]
+    said: list[str]
+
+
+class Place:
+    """Where the cases of a campaign are worked through, one after the other."""
+
+    def __init__(self, folder: Path, recipient: work.Recipient, server: str) -> None:
+        """`server` is the address of a PostgreSQL server, empty where there is none."""
+        self._folder = folder
+        self._recipient = recipient
+        self._server = server
+        self._numbers = itertools.count(1)
+
+    def calls(self, ledger: str) -> dict[tuple[str, bool], list[int]]:
+        """Return which calls of a run without faults write something: their numbers, by name and whether they may fail.
+
+        What a process writes to itself, through a pipe or an eventfd, does not.
+        """
+        worker, trace, _effects = self._begin(ledger)
+        status = _start(worker, ledger, trace, f"trace=execve,{CALLS[ledger]}", "-y")
+        if status != 0:
+            raise AssertionError(f"exit status {status} without any fault:\n" + "\n".join(worker.lines))
+        calls = [call for line in trace.read_text(errors="replace").splitlines() if (call := _CALL.match(line))]
+        # Children become other programs; the worker is what was started first, and its threads.
+        first = calls[0]["who"]
+        others = {call["who"] for call in calls if call["name"] == "execve"} - {first}
+        found: dict[tuple[str, bool], set[int]] = {}
+        seen: Counter[tuple[str, str]] = Counter()
+        for call in calls:
+            who, name = call["who"], call["name"]
+            seen[who, name] += 1
+            written = name != "openat" or _WRITES.search(call["rest"])
+            if written and name != "execve" and who not in others:
+                found.setdefault((name, not _TO_ITSELF.match(call["rest"])), set()).add(seen[who, name])
+        return {kind: sorted(numbers) for kind, numbers in found.items()}
+
+    def run(self, case: Case) -> Outcome:
+        """Work through one case."""
+        worker, trace, effects = self._begin(case.ledger)
+        how = f"signal={case.fault}" if case.fault == KILL else f"error={case.fault}"
+        status = _start(worker, case.ledger, trace, f"inject={case.call}:{how}:when={case.nth}")
+        said = trace.read_text(errors="replace")
+        hit = "(INJECTED)" in said or "killed by SIGKILL" in said
+        committed, begun = _done(worker), work.lines(effects / "begun")
+        starts = 1
+        while status not in (0, None) and starts < _STARTS:
+            status = _ended(worker.start(start_new_session=True))
+            starts += 1
+        again = [name for name in work.lines(effects / "begun")[len(begun) :] if name in committed]
+        faults = [] if status == 0 else [f"exit status {status} at the last of {starts} starts"]
+        if status is None:
+            faults = ["it hangs"]
+        faults += work.faults(worker.state, effects, _done(worker), again)
+        faults += [line for line in worker.lines if "Traceback" in line]
+        worker.close()
+        return Outcome(hit, starts, faults, worker.lines)
+
+    def _begin(self, ledger: str) -> tuple[Worker, Path, Path]:
+        number = next(self._numbers)
+        folder = self._folder / str(number)
+        effects = folder / "effects"
+        effects.mkdir(parents=True)
+        agentctl = folder / "agentctl"
+        agentctl.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m worker "$@"\n')
+        agentctl.chmod(agentctl.stat().st_mode | stat.S_IXUSR)
+        self._recipient.begin(effects)
+        address = self._server if ledger == POSTGRES else ""
+        run = f"campaign-{os.getpid()}-{number}"
+        text = work.tasks(run, address, effects, self._recipient.url, str(agentctl))
+        return Worker(folder, text), folder / "trace", effects
+
+
+def _start(worker: Worker, ledger: str, trace: Path, what: str, *more: str) -> int | None:
+    follow = ["-f"] if ledger == POSTGRES else []
+    return _ended(worker.start("strace", "-q", *more, *follow, "-o", str(trace), "-e", what, start_new_session=True))
+
+
+def _ended(worker: Worker) -> int | None:
+    """Return the exit status of a worker that leads a session; None, ending it, if it says nothing for long."""
+    try:
+        return worker.wait()
+    except AssertionError:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.process.wait()
+        return None
+
+
+def _done(worker: Worker) -> list[str]:
+    """Return the steps that the ledger has as done, none where it was not made yet."""
+    try:
+        return worker.done()
+    except Exception:  # whatever an early death has left; the next worker says whether it is of use
+        return []
