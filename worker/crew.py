@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from worker import clock, decide, folder, lastwords, ledger, points, savings
+from worker import clock, decide, folder, lastwords, ledger, points, results, savings
 from worker import note as notes
 from worker.attempt import Attempt
 from worker.board import Progress
@@ -96,6 +96,7 @@ class Crew:
         attempt = self._attempt(step, claim, slot, ask_first)
         note = self._note(attempt, past) if claim.number > 1 else None
         self._tidy(slot, step)
+        self._results.check(step.task.needs)
         if claim.number > 1:
             saved = self._persist(lambda: list(self._ledger.saved(step.id)))
             with contextlib.suppress(StateError):
@@ -159,6 +160,7 @@ class Crew:
         points.at("attempt-over")
         if done:
             self._publish(path, output)
+        digest = results.digest(result, path) if done and output.size else ""
         points.at("result-published")
         ending = decide.ending(step.id, attempt.number, verdict, end.status, clock.wall())._replace(
             took=end.took,
@@ -167,6 +169,7 @@ class Crew:
             detail=attempt.detail,
             output=result,
             output_size=output.size,
+            digest=digest,
             log=log.contents(),
             log_size=log.size,
         )

@@ -1,4 +1,4 @@
-"""Waits at the start: a disk that is full or failing, a ledger that somebody has locked; said, bounded, ended by TERM."""
+"""Waits at the start: a disk that is full or failing, a ledger that is locked; said, bounded, ended by SIGTERM."""
 
 import contextlib
 import signal
