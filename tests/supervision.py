@@ -98,9 +98,9 @@ TWO_MACHINES = f"if [ $number = 1 ]; then ! {{ {COPIED}; }} || gone; else {DONE.
 DRIVER = """
 import os, signal, sys
 from worker import cli, points
-from worker.supervise import life, remote
+from worker.supervise import life, remote, transfer
 remote.STAGE, remote.CONFIG, life._SOON = "stage", "etc/config.yaml", 0.0
-remote.CHECKPOINT, remote._LAST_WORDS = "checkpoint.json", "last-words"
+remote.CHECKPOINT, remote._LAST_WORDS, transfer._SPARE = "checkpoint.json", "last-words", "spare"
 left = [int(sys.argv[2])]
 def at(point):
     left[0] -= point == sys.argv[1]

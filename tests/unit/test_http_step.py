@@ -544,7 +544,10 @@ def test_a_certificate_of_a_later_date_is_not_now(
     def openssl(words: str) -> None:
         subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
 
-    openssl("req -x509 -newkey rsa:2048 -nodes -subj /CN=ca -keyout ca.key -out ca.crt -days 9999")
+    openssl(
+        "req -x509 -newkey rsa:2048 -nodes -subj /CN=ca -keyout ca.key -out ca.crt -days 9999 "
+        "-addext keyUsage=critical,keyCertSign,cRLSign"
+    )  # Python 3.13 wants it
     openssl(
         f"req -newkey rsa:2048 -nodes -subj /CN=localhost -addext subjectAltName=IP:{name} -keyout key -out request"
     )

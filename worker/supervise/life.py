@@ -73,7 +73,7 @@ class Life:
 
     def fruitless(self, machines: int, delay: float) -> None:
         """Say that so many machines in a row did no step."""
-        text = f"{machines} machines in a row did no step"
+        text = f"{plural.of(machines, 'machine')} in a row did no step"
         self._book.say("waiting", f"{text}; the next in {show(delay)}", ERROR)
         self._teller.tell(teller.NO_MACHINE, text, _FRUITLESS)
 
