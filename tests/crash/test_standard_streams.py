@@ -144,7 +144,7 @@ def test_what_was_not_read_is_counted_once_it_is(worker: MakeWorker, tmp_path: P
     """
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    w = worker(f"run: loud\ntasks: [{{id: a, run: seq 1 400}}, {{id: b, run: 'read -r _ < {gate}'}}]")
+    w = worker(f"run: loud\ntasks: [{{id: a, run: seq -f %0100g 1 400}}, {{id: b, run: 'read -r _ < {gate}'}}]")
     read, write = os.pipe()
     fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
     w.start(stderr=write)
