@@ -108,8 +108,10 @@ def tiers(wanted: str) -> list[Run]:
     networks = Run("networks", 8, *NETWORKS)
     if supervisor.why_not():
         machines.minutes = networks.minutes = 0
+    files = sorted(f"tests/unit/{path.name}" for path in (ROOT / "tests/unit").glob("test_*.py"))
+    halves = [Run(f"quick {n + 1}/2", 0.5, *files[n::2], "-m", "not slow and not programs") for n in (0, 1)]
     return {
-        "quick": [quick],
+        "quick": halves,
         "unit": [programs, quick],
         "crash": [crash],
         "system": [machines, networks],

@@ -83,7 +83,7 @@ class Worker:
             "PYTHONDONTWRITEBYTECODE": "1",
             **(environ or {}),
         }
-        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
+        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LC_CTYPE"):  # the last one Python gave us
             if name not in (environ or {}):
                 self.environ.pop(name, None)
         self._process: subprocess.Popen[bytes] | None = None

@@ -76,7 +76,10 @@ def bring_back(saved: list[Saved], folder: str, journal: Journal) -> None:
     here = [one for one in saved if one.content is not None and files.is_plain_name(one.name)]
     for one in here:
         files.publish(os.path.join(folder, one.name), one.content or b"")
-    step, missing = saved[0].step, [f"{one.name} ({one.size} bytes)" for one in saved if one.content is None]
+    step, missing = (
+        saved[0].step,
+        [f"{one.name} ({plural.of(one.size, 'byte')})" for one in saved if one.content is None],
+    )
     if here:
         text = f"{step}: {plural.of(len(here), 'saved file')} brought back from the ledger"
         journal.event("state", text, step=step, priority=NOTICE)

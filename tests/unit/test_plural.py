@@ -20,6 +20,7 @@ NEVER_ONE = {
     "machine.restarts",
     "found['failures']",
     "ended.size",
+    "most",
     "size",
     "size - 1",
     "whole",
