@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import select
 import signal
 import stat
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.campaign import work
-from tests.support import ROOT, Worker
+from tests.support import PATIENCE, ROOT, Worker
 
 KILL = "KILL"
 SQLITE, POSTGRES = "sqlite", "postgres"
@@ -26,6 +28,7 @@ CALLS = {
 ERRORS = ("EIO", "ENOSPC", "EMFILE")
 # Failing calls after which a worker may be started again by hand; more starts than that are a loop.
 _STARTS = 5
+_LOOK = 0.05  # how often to see whether it has ended
 _WRITES = re.compile(r"O_CREAT|O_WRONLY|O_RDWR")
 _TO_ITSELF = re.compile(r"\d+<(pipe|anon_inode):")
 _CALL = re.compile(r"^(?P<who>\d* *)(?P<name>\w+)\((?P<rest>.*)")
@@ -77,6 +80,9 @@ class Place:
         status = _start(worker, ledger, trace, f"trace=execve,{CALLS[ledger]}", "-y")
         if status != 0:
             raise AssertionError(f"exit status {status} without any fault:\n" + "\n".join(worker.lines))
+        gives_up = time.monotonic() + PATIENCE
+        while not trace.read_text(errors="replace").endswith("+++\n") and time.monotonic() < gives_up:
+            time.sleep(_LOOK)
         calls = [call for line in trace.read_text(errors="replace").splitlines() if (call := _CALL.match(line))]
         # Children become other programs; the worker is what was started first, and its threads.
         first = calls[0]["who"]
@@ -96,8 +102,7 @@ class Place:
         worker, trace, effects = self._begin(case.ledger)
         how = f"signal={case.fault}" if case.fault == KILL else f"error={case.fault}"
         status = _start(worker, case.ledger, trace, f"inject={case.call}:{how}:when={case.nth}")
-        said = trace.read_text(errors="replace")
-        hit = "(INJECTED)" in said or "killed by SIGKILL" in said
+        hit = status == -signal.SIGKILL or "(INJECTED)" in trace.read_text(errors="replace")
         committed, begun = _done(worker), work.lines(effects / "begun")
         starts = 1
         while status not in (0, None) and starts < _STARTS:
@@ -128,18 +133,27 @@ class Place:
 
 
 def _start(worker: Worker, ledger: str, trace: Path, what: str, *more: str) -> int | None:
+    """Run a worker to its end.  With -D strace is not its parent: it lives as long as the steps of a killed worker."""
     follow = ["-f"] if ledger == POSTGRES else []
-    return _ended(worker.start("strace", "-q", *more, *follow, "-o", str(trace), "-e", what, start_new_session=True))
+    prefix = ["strace", "-D", "-q", *more, *follow, "-o", str(trace), "-e", what]
+    return _ended(worker.start(*prefix, start_new_session=True))
 
 
 def _ended(worker: Worker) -> int | None:
     """Return the exit status of a worker that leads a session; None, ending it, if it says nothing for long."""
-    try:
-        return worker.wait()
-    except AssertionError:
+    stream, said, heard_at = worker.process.stderr, b"", time.monotonic()
+    assert stream is not None
+    while (status := worker.process.poll()) is None and time.monotonic() < heard_at + PATIENCE:
+        if select.select([stream], [], [], _LOOK)[0]:
+            said += os.read(stream.fileno(), 65536)
+            heard_at = time.monotonic()
+    if status is None:
         os.killpg(worker.pid, signal.SIGKILL)
         worker.process.wait()
-        return None
+    while select.select([stream], [], [], 0)[0] and (data := os.read(stream.fileno(), 65536)):
+        said += data
+    worker.lines += said.decode(errors="replace").splitlines()
+    return status
 
 
 def _done(worker: Worker) -> list[str]:
