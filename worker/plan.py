@@ -11,13 +11,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from worker import argspace, distant, envfile, task, textfile
+from worker import argspace, distant, envfile, foreach, task
 from worker.config import Config
-from worker.errors import SHOWN, ConfigError, Mark, Problem, quote
+from worker.errors import SHOWN, ConfigError, Problem, quote
 from worker.task import Command, Task
 
 if TYPE_CHECKING:
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 _LONGEST_ID = 200  # bytes: leaves room in a file name for the endings that state files have
 _DIGEST = 8  # bytes
-_MOST = 2_000_000  # steps: what is kept of each is a quarter of a kilobyte
-_LARGEST = 64 * textfile.MEGABYTE  # a file of items
 _CIRCLES = 20  # each takes a look at the whole list
-_ESCAPED = re.compile(r"\[([*?[])\]")  # glob.escape()
-_NO_ITEM = re.compile("[\0\n\ud800-\udfff]")
 # Isolated (-I): neither the step's environment nor its folder decides what our programs import.
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker.steps import main; main(sys.argv[2:])"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -219,11 +215,11 @@ def _build(config: Config) -> Plan:
         if entry.foreach is None:
             by_id[entry.id] = Step(entry.id, entry, None)
         elif entry.id in late:
-            if not (is_there(entry) and _expand(entry, by_id, problems)):
+            if not (foreach.is_there(entry) and _expand(entry, by_id, problems)):
                 standing_in = placeholder(entry)
                 by_id[standing_in.id] = standing_in
         elif not _expand(entry, by_id, problems):
-            empty.append(_nothing(entry))
+            empty.append(foreach.nothing(entry))
     problems += _size_problems(config.tasks, by_id.values(), files)
     problems += _needs_problems(config.tasks)
     if any(entry.key is not None for entry in config.tasks):
@@ -236,14 +232,6 @@ def _build(config: Config) -> Plan:
 def is_late(entry: Task) -> bool:
     """Return whether what a task needs may make its items; see worker/late.py."""
     return isinstance(entry.foreach, task.Glob | task.Lines) and bool(entry.needs)
-
-
-def is_there(entry: Task) -> bool:
-    """Return whether something is there already of what a late task takes its items from."""
-    if isinstance(entry.foreach, task.Lines):
-        return os.path.lexists(entry.foreach.path)
-    assert isinstance(entry.foreach, task.Glob)
-    return bool(_found(entry.foreach.pattern))
 
 
 def placeholder(entry: Task) -> Step:
@@ -267,22 +255,8 @@ def _count_ranges(tasks: Sequence[Task]) -> None:
     for entry in tasks:
         if isinstance(entry.foreach, task.Range):
             count += entry.foreach.last - entry.foreach.first + 1
-            if count > _MOST:
-                raise _too_many(entry.foreach_mark or entry.mark)
-
-
-def _nothing(entry: Task) -> Problem:
-    """Return what is told of a task with no item today: an inbox that is empty is no mistake."""
-    foreach = entry.foreach
-    if isinstance(foreach, task.Glob):
-        what = f"foreach: nothing matches {foreach.pattern!r}"
-        meant = textfile.beside_target(foreach.pattern, entry.foreach_mark)
-        if meant and _found(meant):
-            return Problem(entry.foreach_mark, what, textfile.link_hint(meant))
-    else:
-        assert isinstance(foreach, task.Lines)
-        what = f"foreach: {foreach.path!r} has no lines with anything on them"
-    return Problem(entry.foreach_mark or entry.mark, what, f"the task '{entry.id}' has no steps of its own now")
+            if count > foreach.MOST:
+                raise foreach.too_many(entry.foreach_mark or entry.mark)
 
 
 def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> bool:
@@ -291,7 +265,7 @@ def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> boo
     Raises ConfigError where they are more than any plan has.
     """
     try:
-        items, place = _items(entry, _MOST - len(by_id))
+        items, place = foreach.items(entry, foreach.MOST - len(by_id))
     except ConfigError as exc:
         problems += exc.problems
         return True
@@ -301,8 +275,8 @@ def _expand(entry: Task, by_id: dict[str, Step], problems: list[Problem]) -> boo
         if len(item) > argspace.SHORT and (fault := argspace.item_excess(entry, item)):
             problems.append(Problem(place(index), f"foreach: {fault}", argspace.HINT))
             continue
-        if not item or _NO_ITEM.search(item):
-            problems.append(_bad_item(item, place(index)))
+        if foreach.is_no_item(item):
+            problems.append(foreach.bad_item(item, place(index)))
             continue
         name = step_id(entry.id, item)
         if name in by_id:
@@ -391,74 +365,6 @@ def _env_file_problems(config: Config, sizes: dict[str, int]) -> list[Problem]:
             except ConfigError as exc:
                 problems += exc.problems
     return problems
-
-
-def _items(entry: Task, most: int) -> tuple[Sequence[str], Callable[[int], Mark]]:
-    """Return the items of a task's foreach, and where to look for the n-th of them."""
-    foreach = entry.foreach
-    mark = entry.foreach_mark or entry.mark
-    if isinstance(foreach, task.Items):
-        marks = foreach.marks
-        return foreach.texts, lambda index: marks[index]
-    if isinstance(foreach, task.Range):
-        return [str(n).zfill(foreach.width) for n in range(foreach.first, foreach.last + 1)], lambda index: mark
-    if isinstance(foreach, task.Lines):
-        path = foreach.path
-        text = distant.read(path, _LARGEST, mark)
-        if text.count("\n") > most:
-            raise _too_many(mark)
-        lines = text.split("\n")
-        numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
-        return [lines[number - 1] for number in numbers], lambda index: Mark(path, numbers[index], 1)
-    assert foreach is not None
-    return _matches(foreach.pattern, mark, most), lambda index: mark
-
-
-def _too_many(where: Mark) -> ConfigError:
-    return ConfigError([Problem(where, f"foreach: more than {_MOST} steps in all", "make several runs of it")])
-
-
-def _matches(pattern: str, mark: Mark, most: int) -> list[str]:
-    """Return the paths that match, none if there are none today.
-
-    Raises ConfigError if the folder in which they would be cannot be looked into: that is a mistake.
-    """
-    import glob  # only for the lists that ask for it
-
-    folder = "/"
-    for part in pattern.split("/")[:-1]:
-        literal = _ESCAPED.sub(r"\1", part)
-        if glob.has_magic(_ESCAPED.sub("", part)):
-            break
-        folder = os.path.join(folder, literal)
-    try:
-        distant.ask(folder)
-        with os.scandir(folder):
-            pass
-    except OSError as exc:
-        what = f"foreach: nothing can match {pattern!r}: '{folder}' cannot be looked into ({exc.strerror})"
-        meant = textfile.beside_target(pattern, mark)
-        hint = textfile.link_hint(meant) if meant and _found(meant) else "check the pattern and its folder"
-        raise ConfigError([Problem(mark, what, hint)]) from None
-    matches = _found(pattern, most + 1)
-    if len(matches) > most:
-        raise _too_many(mark)
-    return matches
-
-
-def _found(pattern: str, most: int = 1) -> list[str]:
-    """Return the first `most` paths that match, in order."""
-    import glob
-
-    return sorted(islice(glob.iglob(pattern, recursive=True), most))
-
-
-def _bad_item(item: str, where: Mark) -> Problem:
-    if not item:
-        return Problem(where, "foreach: an item is empty", "remove it")
-    if "\n" in item or "\0" in item:
-        return Problem(where, f"foreach: the item {quote(item)} has a newline or NUL in it", "remove that")
-    return Problem(where, f"foreach: the item {quote(item)} is not UTF-8", "rename the file")
 
 
 def _task_hash(entry: Task) -> "blake2b":

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from worker import begun, clock, decide, fromcopy, late, ledger, plan, shared_plan, status
+from worker import begun, clock, decide, foreach, fromcopy, late, ledger, shared_plan, status
 from worker import board as boards
 from worker.begun import Unlisted
 from worker.board import Board, Replay
@@ -151,7 +151,7 @@ class Standing:
 
     def _made_elsewhere(self, name: str) -> bool:
         """Return whether to wait for another machine of the run to read what is not here."""
-        if not self._ledger.shared or plan.is_there(self.plan.tasks[name]):
+        if not self._ledger.shared or foreach.is_there(self.plan.tasks[name]):
             return False
         since = self._awaited.setdefault(name, clock.monotonic())
         return clock.monotonic() - since < _MADE_ELSEWHERE
