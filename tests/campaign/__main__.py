@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ def main() -> int:
     if shutil.which("strace") is None:
         print("skipped: no strace here (apt-get install strace)")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server goes, too
     reason = postgres.why_not()
     if reason:
         print(f"without a ledger on a server: {reason}")
