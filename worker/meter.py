@@ -72,6 +72,16 @@ class Meter(Companion):
         if self.limits != Budget() or clock.monotonic() >= self._read_at + _SELDOM:
             self.read()
 
+    def ask(self) -> bool:
+        """Before a claim: take in what others have spent, so that all of them together begin nothing at the limit.
+
+        Return whether there was a reason to ask: the ledger is shared, and spending has a limit.
+        """
+        wanted = self._ledger.shared and self.limits.spend is not None
+        if wanted:
+            self.read()
+        return wanted
+
     def state(self) -> State:
         """Return how the budget stands at this moment."""
         limits, used = self._state

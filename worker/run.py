@@ -183,6 +183,8 @@ class Run:
         if self._orders.ending == STOPPED:
             return decide.Next([])
         upcoming = self._decide()
+        if upcoming.start and not spent and self._meter.ask():
+            spent = self._meter.state().spent()
         if upcoming.finished is not None or not spent:
             return upcoming
         return decide.Next([], wake_at=self._at_limit(spent))
