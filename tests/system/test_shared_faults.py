@@ -21,10 +21,11 @@ LEDGER = f"ledger: postgresql://{USER}:{{secret:db}}@127.0.0.1/agent\nlease: 1h\
 DROP_IN = f"{QUICK}LoadCredential=db:/etc/agent/db-password\n"
 WATCHDOG = 3.0
 
-# From now on the server starts only when the agent has said that it waits for it.
+# From now on the server starts only when the agent has said that it waits for it.  Not by `journalctl -f`: one that
+# began before the first entry of its kind shows it never (systemd 252).
 LATE = """[Service]
-ExecStartPre=+/bin/sh -c 'mkfifo /run/late; journalctl -b -f -o cat AGENT_EVENT=waiting >/run/late & \
-    grep -qm1 "waiting for the server" /run/late; kill $$!; wait'
+ExecStartPre=+/bin/sh -c 'until journalctl -b -o cat AGENT_EVENT=waiting | grep -q "waiting for the server"; do \
+    sleep 0.1; done'
 """
 
 
