@@ -60,9 +60,11 @@ class Inlet:
             self._left_out += 1
 
     def close(self) -> None:
-        """Put what was kept, if that can be done within PATIENCE."""
-        if (self._kept or self._left_out) and self._takes(PATIENCE):
+        """Put what was kept, as long as some of it is taken within PATIENCE."""
+        while (left := len(self._kept) + bool(self._left_out)) and self._takes(PATIENCE):
             self._catch_up()
+            if len(self._kept) + bool(self._left_out) == left:
+                return
 
     def _catch_up(self) -> bool:
         """Put what could not be put before; return whether all of it was, and more can be."""

@@ -158,6 +158,7 @@ def test_what_was_not_read_is_counted_once_it_is(worker: MakeWorker, tmp_path: P
     shown = [line for line in lines if line.startswith("a: ") and line[3:].isdigit()]
     (missing,) = [line for line in lines if "missing here" in line]
     assert missing == f"standard error took nothing for a while; {400 - len(shown)} lines of steps are missing here"
+    lines.remove(missing)  # it comes when there is room for it, at the latest behind the last event
     assert lines.index("a: started") < lines.index("b: started") and lines[-1].startswith("run loud: done, 2 of 2")
 
 

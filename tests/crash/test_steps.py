@@ -445,7 +445,7 @@ def test_a_ledger_that_is_locked_for_long_is_waited_for(worker: MakeWorker) -> N
     holder = sqlite3.connect(w.state / "ledger.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     (w.config.parent / "go").touch()
-    w.until("cannot be written .database is locked.; waiting for space, nothing is lost")
+    w.until("another program has locked it.; waiting for the program that has locked it, nothing is lost")
     assert control.ask(f"{w.state}/run/control") is not None
     holder.execute("ROLLBACK")
     holder.close()

@@ -86,6 +86,7 @@ def test_no_process_runs_while_the_machine_is_frozen(machine: Machine) -> None:
     machine.run(["systemd-run", "--unit=busy", "sh", "-c", busy])
     wait_for_growth = "import os; n = os.stat('/run/ticks').st_size\nwhile os.stat('/run/ticks').st_size == n: pass"
     size = "stat -c %s /run/ticks"
+    machine.run("until test -s /run/ticks; do sleep 0.02; done")
 
     with machine.frozen():
         before = machine.run(size).out
