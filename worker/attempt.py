@@ -8,7 +8,7 @@ nothing about the step: it says how it ended (`end`), and the loop goes on from 
 import errno
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from worker import argspace, distant, environment, expectation, family, process, reasons, savedfiles, scarcity
@@ -76,6 +76,7 @@ class Attempt:
         self._short_since: float | None = None  # since when the machine has been short of what a start needs
         self._start_at: float | None = None  # when that is tried again
         self._short = False  # it was so before any program
+        self._lacking: Sequence[str] = ()  # results that this step needs and that are not here
         self._fatal = False  # no other attempt can mend what has failed
         self._owes = False  # the ledger does not know yet what it has spent
         self._note: str | None = None
@@ -93,11 +94,15 @@ class Attempt:
 
     # -- the start, and one program after the other
 
-    def start(self, base: Mapping[str, str], note: str | None, best: float, moment: Now) -> None:
+    def start(
+        self, base: Mapping[str, str], note: str | None, best: float, moment: Now, lacking: Sequence[str] = ()
+    ) -> None:
         """Spawn the first program; if that fails the attempt is over and `end` says why.
 
-        `note` is the path of a file about the last attempt, `best` the furthest progress before this one.
+        `note` is the path of a file about the last attempt, `best` the furthest progress before this one.  The start
+        waits for the files `lacking`, results of steps that this one needs.
         """
+        self._lacking = lacking
         self._begin(moment.monotonic, moment.wall, best)
         try:
             folder = self._places.state(self.step.id)
@@ -130,6 +135,11 @@ class Attempt:
         self.limits.restart(now, program.own)
         self._programs.started(program)
         cwd = self.step.task.cwd or self._places.work
+        missing = next((path for path in self._lacking if not os.path.exists(path)), None)
+        if missing is not None:
+            self._execution.program = program  # the one that is tried again
+            self._not_started(program, f"the result {missing} is not here; put it there", True, now)
+            return
         try:
             if self.step.task.cwd and not distant.answers(cwd):
                 raise process.SpawnError(f"cannot work in '{cwd}': {distant.SILENT}")

@@ -109,7 +109,7 @@ class Crew:
         self.running[step.id] = attempt
         self.started += 1
         lastwords.begin(self._places, slot.number, step.id, claim.number, claim.started)
-        attempt.start(self._base, note, past.best, clock.now())
+        attempt.start(self._base, note, past.best, clock.now(), self._results.lacking(step.task.needs))
         return True
 
     def adopt(self, row: Row, step: Step, past: Progress, number: int, memo: Mapping[str, Any]) -> bool:

@@ -48,7 +48,7 @@ class Results:
         for step in steps:
             if step not in self._done:  # what is done stays so; a task with items has no step of its name
                 found = self._disk.persist(self._name, functools.partial(self._ledger.last_closed, step))
-                self._done[step] = found if found is not None and found.outcome == DONE and found.digest else None
+                self._done[step] = found if found is not None and found.outcome == DONE else None
             row = self._done[step]
             if row is None:
                 continue
@@ -56,7 +56,7 @@ class Results:
             try:
                 status = os.stat(path)
                 same = (status.st_ino, status.st_size, status.st_mtime_ns)
-                if self._seen.get(step) == same or digest(None, path) == row.digest:
+                if self._seen.get(step) == same or not row.digest or digest(None, path) == row.digest:
                     self._seen[step] = same
                     continue
             except FileNotFoundError:
@@ -66,6 +66,11 @@ class Results:
             if self.take(row):
                 text = f"{path}: was not what {step} had written; written again from the ledger"
                 self._journal.event("state", text, step=step, priority=WARNING)
+
+    def lacking(self, steps: Iterable[str]) -> list[str]:
+        """Return the files that are not here of these done steps' results, after `check` has looked at them."""
+        rows = [row for step in steps if (row := self._done.get(step)) is not None and row.output_size]
+        return [path for row in rows if not os.path.exists(path := self._places.output(row.step))]
 
     def take(self, row: Row) -> bool:
         """Write the result of a done step; return False, having said so, if the ledger does not have it."""
