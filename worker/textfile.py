@@ -3,11 +3,13 @@
 import errno
 import os
 import stat
+import time
 
 from worker.errors import ConfigError, Mark, Problem
 
 MEGABYTE = 2**20
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_TRIES, _PAUSE = 10, 0.2  # seconds between two; far below any WatchdogSec=
 _NULL = os.makedev(1, 3)  # /dev/null, which is how people name an empty file
 _KINDS = {
     stat.S_IFIFO: "it is a pipe",
@@ -23,19 +25,36 @@ def read(path: str, most: int, named_at: Mark | None = None) -> str:
     Raises ConfigError: at `named_at` when the file cannot be read, at the very byte when it is not text.
     """
     try:
-        with open(path, "rb", opener=_open) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode) and status.st_rdev != _NULL:
-                raise OSError(errno.EINVAL, _KINDS.get(stat.S_IFMT(status.st_mode), "it is no plain file"), path)
-            # What is in /proc has a length of 0, and a file may grow.
-            data = b"" if status.st_size > most else file.read(most + 1)
-            if status.st_size > most or len(data) > most:
-                raise OSError(errno.EFBIG, f"it has more than {most // MEGABYTE} MB", path)
+        data = _bytes(path, most)
     except OSError as exc:
         subject = f"{path!r} " if named_at else ""
         what = f"{subject}cannot be read: {exc.strerror}"
         raise ConfigError([Problem(named_at or Mark(path), what, _advice(exc, path, named_at))]) from None
     return _decode(path, data)
+
+
+def _bytes(path: str, most: int) -> bytes:
+    """Return what is in the file; a disk that fails is asked again for two seconds.  Raises OSError."""
+    for _ in range(_TRIES - 1):
+        try:
+            return _at_once(path, most)
+        except OSError as exc:
+            if exc.errno != errno.EIO:
+                raise
+        time.sleep(_PAUSE)
+    return _at_once(path, most)
+
+
+def _at_once(path: str, most: int) -> bytes:
+    with open(path, "rb", opener=_open) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) and status.st_rdev != _NULL:
+            raise OSError(errno.EINVAL, _KINDS.get(stat.S_IFMT(status.st_mode), "it is no plain file"), path)
+        # What is in /proc has a length of 0, and a file may grow.
+        data = b"" if status.st_size > most else file.read(most + 1)
+        if status.st_size > most or len(data) > most:
+            raise OSError(errno.EFBIG, f"it has more than {most // MEGABYTE} MB", path)
+        return data
 
 
 def _open(path: str, flags: int) -> int:
