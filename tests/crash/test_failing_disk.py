@@ -1,20 +1,17 @@
 """A disk that fails for a moment when the worker starts: the list is read once more (C7)."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from tests import tracing
 from tests.support import ROOT
 from worker.errors import CONFIG
-
-pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 
 
 def run(folder: Path, when: str) -> subprocess.CompletedProcess[str]:
     """Work on a list whose reads fail with EIO, those that `when` says of strace(1)'s --inject."""
+    tracing.require()
     config = folder / "list.yaml"
     config.write_text("tasks: [{id: a, run: 'true'}]\n")
     inject = ["strace", "-qq", "-o", "/dev/null", "-P", str(config), f"--inject=read:error=EIO:when={when}"]

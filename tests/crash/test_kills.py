@@ -4,7 +4,6 @@ import json
 import os
 import random
 import re
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tracing
 from tests.conftest import MakeWorker
 
 SEED = int(os.environ.get("AGENT_TEST_SEED", "20260131"))
@@ -96,8 +96,7 @@ def test_the_order_of_writes(worker: MakeWorker, tmp_path: Path, size: int) -> N
     Case F1, in the kernel's own words: a large output is fsynced, renamed and its folder fsynced before
     the commit; checkpoint.json is written, fsynced, renamed and its folder fsynced, after it.
     """
-    if subprocess.run(["which", "strace"], capture_output=True, check=False).returncode:
-        pytest.skip("needs strace")
+    tracing.require()
     w = worker(f"tasks:\n  - {{id: a, run: 'head -c {size} /dev/zero'}}\n")
     trace = tmp_path / "trace"
     calls = "trace=openat,fsync,fdatasync,rename,renameat,renameat2"
@@ -122,8 +121,7 @@ def test_steps_that_finish_together_share_a_flush(worker: MakeWorker, tmp_path: 
     """
     Eight at a time, two hundred steps: counted in the kernel, far fewer flushes of the ledger than steps.
     """
-    if subprocess.run(["which", "strace"], capture_output=True, check=False).returncode:
-        pytest.skip("needs strace")
+    tracing.require()
     w = worker("concurrency: 8\ntasks:\n  - {id: s, foreach: {range: 1-200}, run: 'true'}\n")
     trace = tmp_path / "trace"
     w.start("strace", "-y", "-o", str(trace), "-e", "trace=fsync,fdatasync")
@@ -192,8 +190,7 @@ def test_the_yaml_is_never_opened_for_writing(worker: MakeWorker, tmp_path: Path
     """
     Case F9: nor anything else outside of the state folder.
     """
-    if subprocess.run(["which", "strace"], capture_output=True, check=False).returncode:
-        pytest.skip("needs strace")
+    tracing.require()
     w = worker("tasks:\n  - {id: a, run: echo hi}\n")
     trace = tmp_path / "trace"
     w.start("strace", "-o", str(trace), "-e", "trace=open,openat,creat,rename,unlink,mkdir,truncate")

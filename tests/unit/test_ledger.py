@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tracing
 from tests.plans import ENDED
 from worker.errors import StateError
 from worker.ledger import Claim, Ending, Heard, Ledger, LedgerCorrupt, Recorded, Row, Saved, StorageFull
@@ -373,13 +374,7 @@ def test_one_flush_for_each_durable_step(tmp_path: Path) -> None:
     """
     Counted in the kernel: fsync and fdatasync of 50 chained commits.
     """
-    strace = (
-        subprocess.run(["strace", "-V"], capture_output=True, check=False)
-        if os.path.exists("/usr/bin/strace")
-        else None
-    )
-    if strace is None or strace.returncode:
-        pytest.skip("needs strace")
+    tracing.require()
     path = str(tmp_path / "ledger.db")
     SqliteLedger.create(path).close()
     code = (
