@@ -8,6 +8,7 @@ read is set aside, never overwritten; if nothing sound is left the worker does n
 
 import contextlib
 import os
+import shlex
 from typing import NamedTuple
 
 from worker import checkpoint, clock, files, folder, fromcopy, member, mounts, plural, shelf, swap
@@ -197,6 +198,10 @@ def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLe
     except FileNotFoundError:
         if broken is not None:
             raise _hopeless(places, f"{places.ledger}: {broken}, and there is no checkpoint.json") from None
+        trace = _trace(places)
+        if trace is not None:  # a run was here: an empty ledger would do all of it again
+            what = f"{places.ledger}: missing, and there is no checkpoint.json, but {trace} is there"
+            raise _hopeless(places, what) from None
         found = Checkpoint(Header(places.run, 0, {}), [], [], [], {})
     except (CheckpointError, OSError) as exc:
         lost = f"{places.ledger}: {broken}" if broken else f"{places.ledger}: missing"
@@ -220,9 +225,16 @@ def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLe
     return ledger
 
 
+def _trace(places: Places) -> str | None:
+    """Return a file that only an earlier worker on a run can have left here, None if there is none."""
+    beside = [places.ledger + ending for ending in (mark.ENDING, *LOGS)]
+    with contextlib.suppress(FileNotFoundError):
+        beside += [f"{places.out}/{name}" for name in sorted(os.listdir(places.out)) if not name.startswith(".")]
+    return next((path for path in beside if os.path.lexists(path)), None)
+
+
 def _hopeless(places: Places, what: str) -> StateError:
-    return StateError(
-        what,
-        f"nothing was changed; put a sound checkpoint.json into {places.root}, "
-        f"or begin anew with: mv {places.root}/ledger.db {places.root}/checkpoint.json /var/tmp/",
-    )
+    known = [*(places.ledger + ending for ending in (*SUFFIXES, mark.ENDING)), places.checkpoint, places.out]
+    there = " ".join(shlex.quote(path) for path in known if os.path.lexists(path))
+    hint = f"put a sound checkpoint.json into {places.root}, or begin anew with: mv {there} /var/tmp/"
+    return StateError(what, f"nothing was changed; {hint}")

@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -222,3 +223,28 @@ def test_an_index_that_lies_is_found_by_ourselves(places: Places) -> None:
     with pytest.raises(LedgerCorrupt, match="index done"):
         SqliteLedger.open(places.ledger)
     assert done(places) == STEPS
+
+
+@pytest.mark.parametrize(
+    "kept", [("ledger.db.mark",), ("ledger.db-wal", "ledger.db-shm"), ("out/a",)], ids=lambda k: k[0]
+)
+def test_a_folder_in_which_a_run_was_is_not_taken_for_an_empty_one(worker: MakeWorker, kept: tuple[str, ...]) -> None:
+    """
+    Kind of C3: ledger and checkpoint are gone, and anything else says that there was a run.  Nothing is done again in
+    silence: 73, with a command that begins anew as it is printed.
+    """
+    w = worker("tasks: [{id: a, redo: never, run: 'echo x >>../../effects; echo r'}]")
+    assert w.run() == 0
+    there = {"ledger.db.mark", "ledger.db-wal", "ledger.db-shm", "out/a"}
+    (w.state / "ledger.db-wal").touch()
+    (w.state / "ledger.db-shm").touch()
+    for name in ["ledger.db", "checkpoint.json", *(there - set(kept))]:
+        (w.state / name).unlink()
+    assert w.run() == 73
+    assert (w.state.parent / "effects").read_text() == "x\n"
+    (line,) = w.matching("begin anew with: ")
+    assert f"but {w.state}/{kept[0]} is there" in line
+    command = line.partition("begin anew with: ")[2].replace("/var/tmp/", str(w.state.parent))
+    subprocess.run(command, shell=True, check=True)
+    assert w.run() == 0
+    assert (w.state.parent / "effects").read_text() == "x\nx\n"
