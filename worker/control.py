@@ -222,6 +222,18 @@ class Server:
             self._broker.gone(client)
 
 
+def is_served(path: str) -> bool:
+    """Return whether a process listens at `path`; never waits for it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            return True  # its queue is full
+        except OSError:
+            return False
+    return True
+
+
 def ask(path: str) -> dict[str, Any] | None:
     """Return the worker's snapshot, or None if it does not answer.
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from worker import alert, clock, config, environment, folder, identity, journal, plan, resume, sandbox, systemd
+from worker import alert, clock, config, control, environment, folder, identity, journal, plan, resume, sandbox, systemd
 from worker.alert import Alert, Words
 from worker.awake import Awake
 from worker.contact import Contact
@@ -101,6 +101,9 @@ def _work(
     environ: Mapping[str, str],
 ) -> int:
     held = folder.lock(places.root)  # until the process ends
+    if control.is_served(places.control):  # somebody has removed its lock file; its steps are no dead worker's
+        what = f"{places.root}: another worker is at work here, although its lock file has gone"
+        raise StateHeld(what, "stop that one first, or use another state folder")
     alert.forget_words(places.root)
     awake = Awake(lambda: settings.keep_awake, places, log)
     try:

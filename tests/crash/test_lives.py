@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeWorker
-from tests.support import ROOT, alive
+from tests.support import ROOT, Worker, alive
 
 AGENTCTL = f"{sys.executable} -m worker"
 
@@ -470,3 +470,18 @@ tasks:
 """)
     assert w.run() == 0
     assert [row.outcome for row in w.rows()].count("again") == 24
+
+
+def test_a_lock_file_that_was_removed_lets_no_second_worker_in(worker: MakeWorker) -> None:
+    """
+    The first one goes on, with its step; the second ends with 77.
+    """
+    w = worker("tasks: [{id: a, run: 'echo up >&2; while ! [ -e ../go ]; do sleep 0.02; done; echo x'}]")
+    w.start().until("a: up")
+    (w.state / "lock").unlink()
+    second = Worker(w.config.parent, w.config.read_text())
+    assert second.run() == 77
+    assert second.matching("another worker is at work here, although its lock file has gone")
+    (w.state / "go").touch()
+    assert w.wait() == 0
+    assert [(row.outcome, row.number) for row in w.rows()] == [("done", 1)]

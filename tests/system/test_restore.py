@@ -240,7 +240,8 @@ def test_a_stop_leaves_no_process_of_a_step(agent: Machine, how: str) -> None:
         stop(service)
     # In these cases it is the sentinel that ends them, at the same moment.
     agent.run("timeout 20 sh -c 'while pgrep -u agent; do sleep 0.01; done'" if how in ("dead", "given up") else "true")
-    assert service.processes() == []
+    # Who tells of it, agent-alert@, may be starting at that moment.
+    assert [line for line in service.processes() if "agentctl" not in line] == []
 
 
 def test_a_thousand_lines_a_second_are_whole_and_unhindered(agent: Machine) -> None:
