@@ -71,8 +71,7 @@ class Attempt:
         self.detail = ""  # what it was doing when it was ended for a limit
         self._limit: str | None = None
         self._interrupted_by: Reason | None = None
-        self._why = ""
-        self._reason = ""  # what a program of ours says of its failure
+        self._why, self._reason = "", ""  # and what a program of ours says of its failure
         self._short_since: float | None = None  # since when the machine has been short of what a start needs
         self._start_at: float | None = None  # when that is tried again
         self._short = False  # it was so before any program

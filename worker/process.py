@@ -327,11 +327,8 @@ def leftovers(markers: Iterable[bytes]) -> list[Found]:
 
 def _in_execve(pid: int) -> bool:
     """Return whether a process is just getting its program, and has no environment yet."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[_ENV_END] == b"0"
-    except (OSError, IndexError):
-        return False
+    found = _stat(pid)
+    return found is not None and found[1][_ENV_END : _ENV_END + 1] == ["0"]
 
 
 def strays(markers: Iterable[bytes]) -> list[Found]:
@@ -398,6 +395,16 @@ def processes() -> list[Found]:
 
 
 def _look(pid: int) -> Found | None:
+    found = _stat(pid)
+    if found is None or found[1][0] in "ZX":
+        return None
+    name, fields = found
+    ticks = sum(int(fields[i]) for i in (11, 12, 13, 14))  # utime, stime, and those of waited-for children
+    return Found(pid, int(fields[1]), int(fields[3]), name, ticks, int(fields[19]))
+
+
+def _stat(pid: int) -> tuple[str, list[str]] | None:
+    """Return a process's name and what /proc/PID/stat says behind it, from its state on; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
@@ -405,11 +412,7 @@ def _look(pid: int) -> Found | None:
         return None
     # "pid (name) state ppid pgrp session ...": the name may itself hold spaces and parentheses.
     start, end = text.index("("), text.rindex(")")
-    fields = text[end + 2 :].split()
-    if fields[0] in "ZX":
-        return None
-    ticks = sum(int(fields[i]) for i in (11, 12, 13, 14))  # utime, stime, and those of waited-for children
-    return Found(pid, int(fields[1]), int(fields[3]), text[start + 1 : end], ticks, int(fields[19]))
+    return text[start + 1 : end], text[end + 2 :].split()
 
 
 def parent_of(pid: int) -> int:
