@@ -33,8 +33,8 @@ def test_e7_a_state_folder_that_lies_deep_has_one_runtime_folder_for_ever(tmp_pa
         done = run(tmp_path, "--state", str(state))
         assert done.returncode == 0, done.stderr
         sockets.append((state / "out/a").read_text())
-        (state / "ledger.db").unlink()
-        (state / "checkpoint.json").unlink()
+        for name in ("ledger.db", "ledger.db.mark", "checkpoint.json", "out/a"):  # begin anew
+            (state / name).unlink()
 
     assert sockets[0] == sockets[1]
     runtime = Path(sockets[0]).parent
