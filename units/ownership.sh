@@ -171,7 +171,7 @@ entry_is_ours() { # KIND PATH
         lib/hooks | lib/hooks.new) grep -qs '^# What agent.service has done around the worker' "$2" ;;
         state/ledger.db* | state/checkpoint.json* | state/worker.json | state/alert.json | state/lock) is_state "${2%/*}" ;;
         state/out | state/steps | state/log | state/work | state/runs | state/run | state/copy) is_state "${2%/*}" ;;
-        state/ended | state/last-words | state/alerted | state/pinged | state/keep-awake) is_state "${2%/*}" ;;
+        state/ended | state/last-words | state/alerted | state/paused | state/pinged | state/keep-awake) is_state "${2%/*}" ;;
         state/before-restore-* | state/restoring-* | state/.restore | state/.*.new | state/.empty) is_state "${2%/*}" ;;
         supervisor/*) [ -f "$2/machines.json" ] || [ -z "$(ls -A "$2" 2>/dev/null)" ] ;;
         *) return 1 ;;

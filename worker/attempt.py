@@ -78,6 +78,7 @@ class Attempt:
         self._lacking: Sequence[str] = ()  # results that this step needs and that are not here
         self._fatal = False  # no other attempt can mend what has failed
         self._owes = False  # the ledger does not know yet what it has spent
+        self._held_since: float | None = None  # since when a person holds it still (monotonic clock)
         self._note: str | None = None
         self._saved_before: savedfiles.Seen | None = None
         self._may_go_on = may_go_on
@@ -214,10 +215,12 @@ class Attempt:
             return math.inf
         if self.streams.held_since is not None:
             return self.streams.retry_at
-        if self._start_at is not None:
-            return self._start_at
         if phase != RUNNING:
             return self._execution.kill_at
+        if self._held_since is not None:
+            return math.inf
+        if self._start_at is not None:
+            return self._start_at
         self._hear()
         return min(self.limits.deadline(), self._effort.look_at)
 
@@ -225,6 +228,8 @@ class Attempt:
         """Return whether the worker can vouch for this step: while it can, systemd's watchdog is pinged."""
         phase, held_since = self._execution.phase, self.streams.held_since
         if phase == OVER or self._start_at is not None:  # the wait for a start has an end
+            return True
+        if self._held_since is not None and phase == RUNNING:
             return True
         if held_since is not None and phase != ENDING:
             return now < held_since + PATIENCE
@@ -239,17 +244,40 @@ class Attempt:
         """Note whether the step waits for another one, which has limits of its own."""
         self.limits.park(parked, now)
 
+    @property
+    def held(self) -> bool:
+        """Whether a person holds it still."""
+        return self._held_since is not None
+
+    def hold(self, now: float) -> None:
+        """Hold its processes still, and let no limit of it run, until `let_go`; what is ending already goes on."""
+        if self._held_since is None and self._execution.phase == RUNNING:
+            self._held_since = now
+            self.save()  # before they stand still: a worker to come has to let them go
+            if self.leader:
+                self._family.freeze()
+
+    def let_go(self, now: float) -> None:
+        """Let it go on, if it is held."""
+        if self._held_since is not None:
+            self._family.thaw()
+            self.excuse(now - self._held_since)
+            self._held_since = None
+            self.save()
+
     def tick(self, now: float) -> None:
         """Do what time asks for: retry a full disk, end a step that passed a limit, kill what did not end."""
         held_since = self.streams.held_since
         if held_since is not None and now >= self.streams.retry_at and self.streams.retry(now):
             self.excuse(now - held_since)
             self._execution.look(now)
-        if self._start_at is not None:
+        if self._execution.phase != RUNNING:
+            self._execution.tick(now)
+        elif self._held_since is not None:
+            pass
+        elif self._start_at is not None:
             if now >= self._start_at:
                 self._run(self._execution.program, now)
-        elif self._execution.phase != RUNNING:
-            self._execution.tick(now)
         elif self.streams.held_since is None:
             if self._effort.seen(now):  # CPU time is a sign of life, too
                 self.limits.sign(now)
@@ -298,6 +326,7 @@ class Attempt:
         self._execution.look(now)
 
     def _ask_to_end(self, grace: float, now: float) -> None:
+        self.let_go(now)  # nothing that stands still can answer SIGTERM
         self._execution.give(grace, now)
         self.save()  # why it ends, before it does
         self._execution.terminate()
@@ -313,6 +342,7 @@ class Attempt:
 
     def _next(self, now: float) -> None:
         """Go on after a program has ended and nothing of it is left."""
+        self.let_go(now)  # it was killed while it was held
         program, raw = self._execution.program, self._execution.status
         status = self._programs.plain(program, raw)
         by_itself = not self._limit and not self._interrupted_by
@@ -340,6 +370,7 @@ class Attempt:
         self._finish()
 
     def _finish(self) -> None:
+        self.let_go(self._events.now)
         self._execution.finish()
         self._ended = self._events.now
         self.streams.drain()
@@ -415,6 +446,7 @@ class Attempt:
             "end": [self._limit, self._interrupted_by, why, self.unknown],
             "detail": self.detail,
             "deaths": self.deaths,
+            "held_since": self._held_since,
             # They get other names before the commit.
             "output": self.output.inode() if self.over else None,
             "log": self.log.inode() if self.over else None,
@@ -439,6 +471,7 @@ class Attempt:
         self._saved_before = savedfiles.resume(saved_before)
         self.detail, self.deaths = memo["detail"], memo["deaths"]
         self._limit, self._interrupted_by, self._why, self.unknown = memo["end"]
+        self._held_since = memo.get("held_since")
         self._prepare(base, memo["note"])
         lost = ""
         try:

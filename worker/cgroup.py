@@ -55,6 +55,11 @@ class Group(NamedTuple):
         with contextlib.suppress(OSError), open(f"{self.path}/cgroup.kill", "w", encoding="ascii") as file:
             file.write("1")
 
+    def freeze(self, still: bool) -> None:
+        """Let no process in it run, or let them run again (cgroup.freeze); SIGKILL ends them all the same."""
+        with contextlib.suppress(OSError), open(f"{self.path}/cgroup.freeze", "w", encoding="ascii") as file:
+            file.write("1" if still else "0")
+
     def cpu(self) -> float:
         """Return the seconds of CPU time that its processes have used, those that have ended too."""
         with contextlib.suppress(OSError), open(f"{self.path}/cpu.stat", encoding="ascii") as file:

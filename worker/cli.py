@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run one command; return its exit status.  What a user did wrong is one line, never a traceback."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
-    if command in (_settle, _restore, _alert) or (command is _budget and options.add):
+    if command in (_settle, _restore, _alert, _pause, _resume) or (command is _budget and options.add):
         startup.let_output_fail()
     try:
         return command(options)
@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     log.set_defaults(command=_log)
 
     _add_telling(commands.add_parser)
+    _add_pausing(commands.add_parser)
     _add_moving(commands.add_parser)
     _add_outside(commands.add_parser)
     return parser
@@ -108,6 +109,18 @@ def _add_telling(add: Callable[..., argparse.ArgumentParser]) -> None:
     said.add_argument("--redo", action="store_true", help="it had not: it is done again")
     _add_state(settle)
     settle.set_defaults(command=_settle)
+
+
+def _add_pausing(add: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add what holds the agent still."""
+    pause = add("pause", help="begin no step, and hold those at work still, until 'agentctl resume'")
+    pause.add_argument("--finish", action="store_true", help="let the steps at work go on to their end")
+    _add_state(pause)
+    pause.set_defaults(command=_pause)
+
+    resume = add("resume", help="go on after 'agentctl pause'")
+    _add_state(resume)
+    resume.set_defaults(command=_resume)
 
 
 def _add_moving(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -289,6 +302,22 @@ def _settle(options: argparse.Namespace) -> int:
         result = _given() if options.done == "-" else os.fsencode(options.done)
     who = outside.user()
     print(settle.from_outside(*_enter(options), options.name, result, who))
+    return OK
+
+
+def _pause(options: argparse.Namespace) -> int:
+    from worker import outside, pause
+
+    who = outside.user()
+    print(pause.from_outside(*_enter(options), pause.FINISH if options.finish else pause.HOLD, who))
+    return OK
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from worker import outside, pause
+
+    who = outside.user()
+    print(pause.from_outside(*_enter(options), None, who))
     return OK
 
 

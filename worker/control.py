@@ -26,10 +26,12 @@ _PATIENCE = 2.0
 _LONG_PATIENCE = 30.0
 _CONNECTIONS_MAX = 1024
 _UNANSWERED_MAX = 4  # a client waits for its answers
-_ORDERS = ("settle", "grant")  # a person's word
+_ORDERS = ("settle", "grant", "pause", "resume")  # a person's word
 _TO_BROKER = ("once", *_ORDERS)
 _PEER = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
-_NO_ORDERS = "a step cannot say this: a budget is granted, and what is unknown is settled, by a person outside the run"
+_NO_ORDERS = (
+    "a step cannot say this: budgets are granted, doubts settled and the agent paused by a person outside the run"
+)
 _ONLY_ASKS = "this user may ask how the run stands, and no more; use sudo"
 _READ = 65536
 _ROOM = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # for a few descriptors; the kernel closes any others

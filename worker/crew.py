@@ -131,7 +131,8 @@ class Crew:
             attempt.abandon()
             self.dismiss(attempt)
             return False
-        attempt.limits.excuse(max(0.0, clock.monotonic() - self._slots.unseen_since))
+        if not attempt.held:  # else all of that time is left uncharged once it is let go
+            attempt.limits.excuse(max(0.0, clock.monotonic() - self._slots.unseen_since))
         attempt.save()
         points.at("adopted")
         self.started += 1

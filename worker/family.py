@@ -36,7 +36,13 @@ class Family(Protocol):
         """
 
     def kill(self) -> None:
-        """Kill them all."""
+        """Kill them all, also while they are frozen."""
+
+    def freeze(self) -> None:
+        """Let none of them run until `thaw`."""
+
+    def thaw(self) -> None:
+        """Let them run again."""
 
     def cpu(self) -> float:
         """Return the seconds of CPU time that they have used, as far as is known."""
@@ -77,6 +83,15 @@ class Descent:
     def kill(self) -> None:
         process.send(self.members(), signal.SIGKILL)
 
+    def freeze(self) -> None:
+        stopped: set[int] = set()
+        while found := [member for member in self.members() if member.pid not in stopped]:  # forked meanwhile
+            process.send(found, signal.SIGSTOP)
+            stopped.update(member.pid for member in found)
+
+    def thaw(self) -> None:
+        process.send(self.members(), signal.SIGCONT)
+
     def cpu(self) -> float:
         if not self.leader:
             return 0.0
@@ -110,6 +125,12 @@ class Cohort:
 
     def kill(self) -> None:
         self._group.kill()
+
+    def freeze(self) -> None:
+        self._group.freeze(True)
+
+    def thaw(self) -> None:
+        self._group.freeze(False)
 
     def cpu(self) -> float:
         return self._group.cpu()

@@ -14,6 +14,7 @@ STATE/last-words           why the last worker ended, if it was not well
 STATE/alerted              what somebody has been told of that
 STATE/alert.json           whom to tell, as of the last worker that could read its list
 STATE/pinged               there while a begin has been made known, and its end has not
+STATE/paused               that a person has paused the agent
 STATE/keep-awake           the path of the file that keeps the machine awake, while it is there
 RUNTIME/                   sockets, and what is known of the attempts that run; gone at the latest with the machine
 """

@@ -42,6 +42,8 @@ MESSAGE_IDS = {
     "budget-spent": "747892fa52b145c0863d247706126aec",
     "budget-raised": "04f2ce3488134d1eaa3493192b3f1897",
     "run-out-of-budget": "4698765d23b64ec0a8bf5888f7559b27",
+    "paused": "ffa533ce97f34c0eaa1641aa567a50c9",
+    "resumed": "fabeda7dc19f49cb87e4dcc04302976f",
     "state": "4671d87b5fcb4c39a12b7c709903dabd",
     "plan-changed": "19d81f544705464ab8cbcdeffe571519",
     "reloaded": "20cf9916a68b4b47ac18ca60df9d9825",

@@ -40,6 +40,7 @@ class Meter(Companion):
         self._persist = persist
         self._state = State(limits, Budget(0, 0, 0))
         self._since = clock.monotonic()  # work since then is not counted yet
+        self._resting = False  # the agent is paused, and no time counts
         self._read_at = -math.inf
         self._noted: dict[tuple[str, int], float] = {}  # what the ledger knows of the open attempts' spending
         self._progress: dict[tuple[str, int], float] = {}  # and of how far they have got
@@ -85,7 +86,7 @@ class Meter(Companion):
     def state(self) -> State:
         """Return how the budget stands at this moment."""
         limits, used = self._state
-        hours = (used.hours or 0) + (clock.monotonic() - self._since) / 3600
+        hours = (used.hours or 0) + self._uncounted() / 3600
         return State(limits, used._replace(hours=hours, spend=(used.spend or 0) + self._unsaid()))
 
     def owes(self) -> bool:
@@ -114,6 +115,12 @@ class Meter(Companion):
         for running in self._running.values():
             if not running.over and running.said.spend <= self._noted.get((running.step.id, running.number), 0):
                 running.noted()
+
+    def rest(self, resting: bool) -> None:
+        """Count no time from now on, or count it again."""
+        if resting != self._resting:
+            self._add(0, 0.0)
+            self._resting = resting
 
     def closed(self, endings: Sequence[Ending]) -> None:
         """Note that these have been recorded, with what they have spent."""
@@ -151,6 +158,10 @@ class Meter(Companion):
         if clock.monotonic() - self._since >= _WORTH_IT:
             self.conclude("")
 
+    def _uncounted(self) -> float:
+        """Return the seconds of work that the ledger does not know yet."""
+        return 0.0 if self._resting else clock.monotonic() - self._since
+
     def _every(self) -> float:
         return _SELDOM if self.limits.hours is None else _OFTEN
 
@@ -168,7 +179,7 @@ class Meter(Companion):
     def _add(self, restarts: int, seconds: float, facts: Mapping[str, str] = {}) -> None:
         """Count this worker's time up to now, and so much more; nothing is counted twice, nor lost in between."""
         now = clock.monotonic()
-        hours = (now - self._since + seconds) / 3600
+        hours = (self._uncounted() + seconds) / 3600
         amounts = {USED[HOURS]: hours} | ({USED[RESTARTS]: restarts} if restarts else {})
         until = WORKED_UNTIL, repr(clock.wall())  # the same if it is done again, since an answer was lost
         self._persist(lambda: self._ledger.add(amounts, facts, until))

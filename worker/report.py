@@ -21,6 +21,7 @@ from worker import (
     late,
     ledger,
     member,
+    pause,
     plan,
     plural,
     sandbox,
@@ -101,10 +102,14 @@ def show_status(root: str, installed: Installed | None, as_json: bool) -> int:
         absent, failed = found["worker"]["state"] == "absent", (found["unit"] or {}).get("failed")
         if absent and failed and found["unit"]["status"] != OUT_OF_BUDGET:
             found["status"] = "failed"  # whatever an earlier start had achieved: the last one did not work
+    paused = pause.read(root)
+    found["paused"] = None if paused is None else paused._asdict()
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=startup.json_ascii()))
     else:
         _print_status(found)
+        if paused is not None:
+            print(f"{printable(str(paused))}; to go on: {pause.command(root, installed)}")
     return OK
 
 

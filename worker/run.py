@@ -8,6 +8,7 @@ import contextlib
 import functools
 import json
 import math
+from typing import Any
 
 from worker import __version__, atlimit, clock, control, decide, folder, fromcopy, points, process
 from worker import board as boards
@@ -55,13 +56,14 @@ class Run:
         self._broker = shop.broker
         self._succession = shop.succession
         self._limit = atlimit.AtLimit()
+        self._pause = shop.pause
         shop.disk.stopping = self._gives_up
 
     def work(self) -> int:
         """Work until nothing is left or the worker is told to stop; return the exit status."""
         signals = Signals(self._shop.events, Orders.SIGNALS, self._orders.hear)
         server = control.Server(
-            self._places.control, self._shop.events, self._voice.snapshot, self._broker, self._shop.slots.is_ours
+            self._places.control, self._shop.events, self._snapshot, self._broker, self._shop.slots.is_ours
         )
         try:
             self._notifier.ready("reading what was done before")
@@ -144,6 +146,7 @@ class Run:
         self._meter.note()
         self._broker.work(clock.monotonic())
         self._shop.steward.park(self._broker.waiting())
+        self._rest()
         self._hear_peers()
         self._learn()
         for attempt in [attempt for attempt in self._crew.over() if attempt.lost]:
@@ -170,6 +173,22 @@ class Run:
         self._companions.keep(clock.monotonic())
         return None
 
+    def _rest(self) -> None:
+        """Hold the steps at work if the agent is paused, and let them go on if it is not."""
+        self._pause.apply(clock.monotonic())
+        self._meter.rest(self._pause.rests)
+        if self._pause.changed():
+            self._voice.paused(self._pause.state)
+            self._notifier.status(self._summary(), clock.monotonic())
+
+    def _summary(self) -> str:
+        """Return one line for `systemctl status`."""
+        return self._voice.summary() if self._pause.state is None else f"{self._pause.state} · {self._voice.summary()}"
+
+    def _snapshot(self) -> dict[str, Any]:
+        """Return how the run stands, for the control socket."""
+        return self._voice.snapshot() | {"paused": self._pause.describe()}
+
     def _upcoming(self) -> decide.Next:
         """Return what to do next: nothing new once the worker ends, or the budget is spent while work is left."""
         spent = self._meter.state().spent()
@@ -185,6 +204,8 @@ class Run:
         upcoming = self._decide()
         if upcoming.start and not spent and self._meter.ask():
             spent = self._meter.state().spent()
+        if self._pause.state is not None and upcoming.finished is None and not spent:
+            return decide.Next([])
         if upcoming.finished is not None or not spent:
             return upcoming
         return decide.Next([], wake_at=self._at_limit(spent))
@@ -250,7 +271,7 @@ class Run:
             self._give_back(recorded.claims)
             return False
         self._start(recorded.claims)
-        self._notifier.status(self._voice.summary(), clock.monotonic())
+        self._notifier.status(self._summary(), clock.monotonic())
         return again
 
     def _claimable(self) -> decide.Next:
@@ -349,7 +370,7 @@ class Run:
             facts = {"state": "running", **self._standing.totals()}
             self._persist(lambda: self._ledger.note(facts))
             self._voice.reloaded(found)
-        self._notifier.ready(self._voice.summary())
+        self._notifier.ready(self._summary())
 
     # -- the end
 
@@ -393,7 +414,7 @@ class Run:
         self._meter.settle()
 
     def _exit_status(self, finished: str) -> int:
-        self._notifier.stopping(self._voice.summary(), EXIT_GRACE)
+        self._notifier.stopping(self._summary(), EXIT_GRACE)
         if finished not in (STOPPED, LEFT) and self._list.next_run is not None:
             self._voice.next_run(self._list.next_run, finished)
             if finished == "done":

@@ -5,9 +5,11 @@ from typing import Any
 
 from worker import clock, status
 from worker.attempt import Attempt
+from worker.errors import StateError
 from worker.folder import Places
 from worker.journal import NOTICE, Journal
 from worker.ledger import Ledger
+from worker.pause import Pause
 from worker.status import Outcomes
 
 
@@ -24,6 +26,7 @@ class Steward:
         persist: Callable[[Callable[[], Any]], Any],
         changed: Callable[[], None],
         read: Callable[[], object],
+        pause: Pause,
     ) -> None:
         """`changed` is called when the ledger knows more, `read` brings all that is known of it up to date."""
         self._running = running
@@ -34,6 +37,7 @@ class Steward:
         self._persist = persist
         self._changed = changed
         self._read = read
+        self._pause = pause
 
     def vouches(self, step: str) -> bool:
         """Return whether a step runs here and is within its limits."""
@@ -62,6 +66,8 @@ class Steward:
         from worker import grant, settle  # for the rare moment
 
         who = request["who"]
+        if "pause" in request or "resume" in request:
+            return self._hold(request)
         if "grant" in request:
             event, more, id = "budget-raised", grant.parse(request["grant"].split()), request.get("id", grant.new_id())
             done: str = self._persist(lambda: grant.grant(self._ledger, more, who, id))
@@ -71,4 +77,13 @@ class Steward:
         self._journal.event(event, done, priority=NOTICE)
         self._read()
         self._changed()
+        return done
+
+    def _hold(self, request: Mapping[str, str]) -> str:
+        """Pause the agent, or let it go on; the loop says so."""
+        try:
+            done = self._pause.told(request)
+        except OSError as exc:
+            raise StateError(f"{exc.filename}: cannot be written: {exc.strerror}", "nothing was changed") from exc
+        self._pause.apply(clock.monotonic())
         return done

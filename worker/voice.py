@@ -17,6 +17,7 @@ from worker.folder import Places
 from worker.journal import ERROR, NOTICE, WARNING, Journal
 from worker.ledger import Ending
 from worker.meter import Meter
+from worker.pause import RESUME, Paused
 from worker.standing import Learnt, Standing
 from worker.status import News, Outcomes
 
@@ -99,6 +100,13 @@ class Voice:
                 more = plural.of(sum(step.task.id == task for step in plan.steps), "item")
                 text = f"{task}: {more}; the run has {plural.of(len(plan.steps), 'step')} now"
                 self._journal.event("plan-changed", text, step=task)
+
+    def paused(self, by: Paused | None) -> None:
+        """Say that no step begins, by whose word and how it goes on; or that it does."""
+        if by is None:
+            self._journal.event("resumed", f"run {self._run}: resumed; going on", priority=NOTICE)
+        else:
+            self._journal.event("paused", f"run {self._run}: {by}; no step begins until {RESUME}", priority=NOTICE)
 
     def late(self, step: str, number: int) -> None:
         """Say that an attempt was not begun."""

@@ -25,6 +25,7 @@ from worker.keeper import Keeper
 from worker.ledger import Ledger, Server
 from worker.meter import Meter
 from worker.orders import STOPPED, Orders
+from worker.pause import Pause
 from worker.peers import Alone, Peers
 from worker.plan import Plan
 from worker.results import Results
@@ -88,6 +89,7 @@ class Workshop:
         self.savings = Savings(self.ledger, places, self.running, self.persist)
         self.meter = Meter(settings.budget, self.ledger, self.running, self.persist)
         self.outcomes = Outcomes()
+        self.pause = Pause(places.root, self.running)
         base = environment.inherited(environ)
         crew = (places, journal, self.events, self.disk, self.ledger, self.results, self.slots, base)
         self.crew = Crew(self.running, *crew)
@@ -111,7 +113,7 @@ class Workshop:
         self.disk.meanwhile = self.peers.renew
         self.steward = Steward(
             self.running, self.ledger, self.places, self.journal, self.outcomes, self.persist, self.companions.changed,
-            self.read_all,
+            self.read_all, self.pause,
         )  # fmt: skip
         ask, note, told = self.steward.vouches, self.steward.note, self.steward.told
         doubts = self.standing.doubts_effect

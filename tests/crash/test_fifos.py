@@ -11,8 +11,8 @@ from tests.crash.test_standard_streams import agentctl
 TASKS = "tasks: [{{id: a, run: 'seq 1 40000; seq 1 20000 >&2'}}, {{id: b, run: {0}}}]\nkeep_awake: {1}/awake\n"
 NAMES = [
     "checkpoint.json", "ledger.db", "ledger.db.mark", "lock", "ended", "alert.json", "alerted", "last-words",
-    "keep-awake", "log/.part-0", "log/.part-0.of", "log/a.1", "out/.part-0", "out/a", "run/control", "run/memo.0",
-    "run/seen", "awake",
+    "keep-awake", "paused", "log/.part-0", "log/.part-0.of", "log/a.1", "out/.part-0", "out/a", "run/control",
+    "run/memo.0", "run/seen", "awake",
 ]  # fmt: skip
 
 

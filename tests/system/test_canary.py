@@ -25,6 +25,7 @@ FILES = [
     "alerted",
     "alert.json",
     "keep-awake",
+    "paused",
     "out/a",
     "out",
     "log",
