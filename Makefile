@@ -43,8 +43,8 @@ test-quick: .venv/.dev ## the tests that start no program of ours, in under a mi
 test-unit test-crash test-system: .venv/.dev ## one tier of them
 	@$(PY) -m tests $(@:test-%=%)
 
-crash: .venv/.dev ## kill and fail the worker at its system calls: a sample; CASES=all, CASE=sqlite/write/40/KILL
-	@CASES=$(call quote,CASES) CASE=$(call quote,CASE) $(PY) -m tests.campaign
+crash: .venv/.dev ## kill and fail the worker at its system calls: a sample; CASES=all, SHARD=1/4, CASE=sqlite/write/40/KILL
+	@CASES=$(call quote,CASES) CASE=$(call quote,CASE) SHARD=$(call quote,SHARD) $(PY) -m tests.campaign
 
 bench: .venv/.dev ## time per step, beside what it is made of
 	$(PY) -m tests.bench

@@ -60,6 +60,9 @@ def _cases(place: Place, ledgers: list[str]) -> list[Case]:
         random.Random(_SEED).shuffle(kind)
     # One of each kind, then the next of each.
     mixed = [case for turn in itertools.zip_longest(*kinds) for case in turn if case is not None]
+    if shard := os.environ.get("SHARD"):  # 2/4: the second of four parts, each a mixture
+        part, parts = map(int, shard.split("/"))
+        mixed = mixed[part - 1 :: parts]
     wanted = os.environ.get("CASES") or str(_SAMPLE)
     if wanted != "all" and int(wanted) < len(mixed):
         print(f"{wanted} of {len(mixed)} cases; CASES=all for every one", flush=True)
