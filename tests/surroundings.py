@@ -14,10 +14,14 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from worker.steps impo
 
 
 class Listener:
-    """A notify socket; `read_all` begins to read it, as the worker would."""
+    """A notify socket; `read_all` begins to read it, as the worker would.
+
+    `answers`: what the next messages with an id are answered, empty for a worker that dies before it can.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
+        self.answers: list[bytes] = []
         self.messages: list[str] = []
         self.unbelievable: list[str] = []  # read when their sender was gone
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -53,6 +57,8 @@ class Listener:
             if data != b"BARRIER=1":
                 self.messages.append(data.decode())
             for descriptor in numbers.get(socket.SCM_RIGHTS, ()):
+                if b"X_AGENT_ID=" in data and (answer := self.answers.pop(0)):
+                    os.write(descriptor, answer)
                 os.close(descriptor)
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from worker import argspace, distant, environment, expectation, family, process, reasons, savedfiles, scarcity
+from worker import argspace, distant, environment, expectation, family, points, process, reasons, savedfiles, scarcity
 from worker.clock import Now
 from worker.decide import End, Reason
 from worker.disk import PATIENCE
@@ -189,13 +189,21 @@ class Attempt:
                 self.said.take(sign, self.limits, self._best, self._events.now)
                 self.save()  # it says it but once
                 self._owes = self._owes or sign.spend is not None
+                points.at("message-kept")
+            elif sign.id:
+                self.slot.socket.refuse()
         if not self._owes:
-            self.slot.socket.release()
+            self._acknowledge()
 
     def noted(self) -> None:
         """Let the step go on, since the ledger knows what it has spent."""
-        self._owes = False
+        if self._owes:
+            self._owes = False
+            self._acknowledge()
+
+    def _acknowledge(self) -> None:
         self.slot.socket.release()
+        self.said.acknowledged()
 
     @property
     def last_sign(self) -> float:
@@ -375,7 +383,7 @@ class Attempt:
         self._ended = self._events.now
         self.streams.drain()
         self._events.forget(self.slot.socket.fileno())
-        self.slot.socket.release()
+        self.slot.socket.drop()
         done = self._status == 0
         fault = "" if done else self._execution.fault  # what was killed for memory was not the one that spoke
         self._why = self._why or fault or self.streams.fault or missing(self.output, self.log)
@@ -442,6 +450,7 @@ class Attempt:
             "limits": self.limits.memo(),
             "streams": self.streams.memo(),
             "said": self.said.memo(),
+            "counted": self.said.counted(),
             "before": [savedfiles.memo(self._saved_before), self._execution.kills_before],
             "end": [self._limit, self._interrupted_by, why, self.unknown],
             "detail": self.detail,
@@ -466,7 +475,7 @@ class Attempt:
         execution.program = self._programs.resume(memo["programs"])
         self.limits.resume(memo["limits"])
         execution.phase = memo["phase"]
-        self.said.resume(memo["said"])
+        self.said.resume(memo["said"], memo.get("counted", ()))
         saved_before, execution.kills_before = memo["before"]
         self._saved_before = savedfiles.resume(saved_before)
         self.detail, self.deaths = memo["detail"], memo["deaths"]

@@ -71,6 +71,7 @@ def build(
         AGENT_OUT=places.out,
         STATE_DIRECTORY=places.state(step.id),
         NOTIFY_SOCKET=notify,
+        AGENT_ACK="1",  # a message with an X_AGENT_ID= is answered (worker/signs.py)
     )
     if step.item is not None:
         env["AGENT_ITEM"] = step.item

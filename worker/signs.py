@@ -4,6 +4,11 @@ A step speaks sd_notify(3) to the worker exactly as the worker does to systemd. 
 `WATCHDOG=1`, `STATUS=`, `EXTEND_TIMEOUT_USEC=` and, as systemd asks of private fields, with an X_ in
 front: `X_AGENT_PROGRESS=3/10`, `X_AGENT_SPEND=0.12`, `X_AGENT_RETRY_AFTER=120`.  Everything else
 (`MAINPID=`, `STOPPING=`, `EXIT_STATUS=` ...) is ignored.
+
+A message with an id, `X_AGENT_ID=`, and one end of a socketpair(2) is acknowledged there: `+` once it is kept whatever
+becomes of this worker, `-` if it is not believed.  If the end is closed without an answer, the message was not counted,
+or will not be counted again: it is to be sent again with its id.  `X_AGENT_REACHED=` is progress that may have been
+told before.
 """
 
 import array
@@ -11,9 +16,10 @@ import contextlib
 import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from worker import points
 from worker.limits import Limits
 
 # Longer than any message a sane step sends; the rest of a longer datagram is dropped by the kernel.
@@ -31,6 +37,10 @@ _PROGRESS = re.compile(rf"({_AMOUNT})(?:/({_AMOUNT}))?")
 _NUMBER = re.compile(_AMOUNT)
 # A step that never stops talking is heard so much at a time; the others, and their limits, have their turn.
 _AT_A_TIME = 64
+# Of messages that an earlier worker has counted, the last so many are known again.
+_INHERITED_MAX = 4 * _BARRIERS_MAX
+TAKEN, REFUSED = b"+", b"-"
+_ID = re.compile(r"[0-9A-Za-z]{1,32}")
 # More than wait in any queue (net.unix.max_dgram_qlen) of a step that has ended.
 _TO_THE_END = 8192
 
@@ -45,6 +55,8 @@ class Sign(NamedTuple):
     spend: float | None = None
     retry_after: float | None = None
     extend: float | None = None
+    reached: float | None = None  # progress, if it is further than what is known
+    id: str = ""  # of a message that is to be acknowledged
 
 
 NOTHING = Sign()
@@ -63,6 +75,7 @@ class NotifySocket:
         """
         self.path = path
         self._barriers: list[int] = []
+        self._asking: list[int] = []  # sockets on which messages are to be acknowledged
         self._inode = -1
         if fd is not None:
             self._socket = socket.socket(fileno=fd)
@@ -97,31 +110,50 @@ class NotifySocket:
 
         The pid is the kernel's word (SCM_CREDENTIALS, unix(7)); 0 if it could not tell.  File descriptors
         that came with them are kept until `release`: whoever sent them waits for that (`BARRIER=1`,
-        sd_notify_barrier(3)).
+        sd_notify_barrier(3)).  A message to be acknowledged for which there is no room is not yielded.
         """
         for _ in range(_TO_THE_END if to_the_end else _AT_A_TIME):
             try:
                 data, control, _flags, _address = self._socket.recvmsg(_MESSAGE_MAX, _CONTROL_MAX, _FLAGS)
             except (BlockingIOError, InterruptedError):
                 return
-            pid, barriers = _take_control(control)
-            self._barriers += barriers
-            if len(self._barriers) > _BARRIERS_MAX:
-                self.release()
+            points.at("message-received")
+            pid, descriptors = _take_control(control)
             sign = parse(data)
+            if sign.id and descriptors:
+                answer_on = descriptors.pop()
+                _close(descriptors)
+                if len(self._asking) == _BARRIERS_MAX:
+                    os.close(answer_on)
+                    continue
+                self._asking.append(answer_on)
+            elif descriptors:
+                self._barriers += descriptors
+                if len(self._barriers) > _BARRIERS_MAX:
+                    _close(self._barriers)
             if sign != NOTHING:
                 # Before the next message is taken: a sender that waits for its barrier is still alive.
                 yield sign, pid
 
+    def refuse(self) -> None:
+        """Tell the sender of the message with an id that was yielded last that it is not believed."""
+        if self._asking:
+            _answer(self._asking.pop(), REFUSED)
+
     def release(self) -> None:
-        """Let those go on who wait until what they have sent was heard."""
-        for fd in self._barriers:
-            os.close(fd)
-        self._barriers.clear()
+        """Acknowledge what was sent, since it is kept now, and let those go on who wait for that."""
+        while self._asking:
+            _answer(self._asking.pop(), TAKEN)
+        _close(self._barriers)
+
+    def drop(self) -> None:
+        """Let those go on who wait, and acknowledge nothing."""
+        _close(self._asking)
+        _close(self._barriers)
 
     def close(self, unlink: bool = True) -> None:
         """Close the socket and remove its path."""
-        self.release()
+        self.drop()
         self._socket.close()
         if unlink:
             with contextlib.suppress(OSError):
@@ -145,6 +177,10 @@ def parse(message: bytes) -> Sign:
             sign = sign._replace(retry_after=float(value))
         elif name == "EXTEND_TIMEOUT_USEC" and value.isascii() and value.isdigit():
             sign = sign._replace(extend=int(value[:20]) / 1e6)
+        elif name == "X_AGENT_REACHED" and (found := _PROGRESS.fullmatch(value)):
+            sign = sign._replace(reached=float(found[1]), progress_text=value)
+        elif name == "X_AGENT_ID" and _ID.fullmatch(value):
+            sign = sign._replace(id=value)
     return sign
 
 
@@ -158,6 +194,23 @@ def printable(text: str) -> str:
 def _escaped(char: str) -> str:
     code = ord(char)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _answer(fd: int, word: bytes) -> None:
+    """Send the answer and close the socket; never waits.  What is no socket is closed."""
+    try:
+        asking = socket.socket(fileno=fd)
+    except OSError:
+        os.close(fd)
+        return
+    with asking, contextlib.suppress(OSError):
+        asking.send(word, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+
+def _close(descriptors: list[int]) -> None:
+    for fd in descriptors:
+        os.close(fd)
+    descriptors.clear()
 
 
 def _take_control(control: list[tuple[int, int, bytes]]) -> tuple[int, list[int]]:
@@ -185,30 +238,54 @@ class Said:
         self.progress_text = ""
         self.spend = 0.0
         self.retry_after: float | None = None
+        self._counted: dict[str, None] = {}
+        self._inherited: dict[str, None] = {}  # counted by earlier workers
 
     def take(self, sign: Sign, limits: Limits, best: float, now: float) -> None:
-        """Note one message, also as a sign of life; `best`: the furthest progress of earlier attempts."""
+        """Note one message, also as a sign of life; `best`: the furthest progress of earlier attempts.
+
+        What a message spends is counted once, however often it comes with the same id before it is acknowledged.
+        """
         if sign.beat:
             limits.beat(now)
         if sign.status is not None:
             limits.sign(now)
             self.status_text = sign.status
-        if sign.progress is not None:
+        reached = sign.progress
+        if reached is None and sign.reached is not None and sign.reached > self.progress:
+            reached = sign.reached
+        if reached is not None:
             self.progress_text = sign.progress_text
-            if sign.progress > max(self.progress, best):
+            if reached > max(self.progress, best):
                 limits.progress(now)
-            self.progress = max(self.progress, sign.progress)
-        if sign.spend is not None:
+            self.progress = max(self.progress, reached)
+        if sign.spend is not None and not self._is_counted(sign.id):
             self.spend += sign.spend
         if sign.retry_after is not None:
             self.retry_after = sign.retry_after
         if sign.extend is not None:
             limits.extend(now, sign.extend)
 
+    def acknowledged(self) -> None:
+        """Note that the messages of this worker's time were acknowledged: none of them will come again."""
+        self._counted.clear()
+
+    def _is_counted(self, message: str) -> bool:
+        if message in self._counted:
+            return True
+        if message:
+            self._counted[message] = None
+        return self._inherited.pop(message, "") is None
+
     def memo(self) -> list[Any]:
         """Return what `resume` needs."""
         return [self.status_text, self.progress, self.progress_text, self.spend, self.retry_after]
 
-    def resume(self, memo: list[Any]) -> None:
-        """Be what another worker's `memo` says."""
+    def counted(self) -> list[str]:
+        """Return the ids of messages whose spending is counted, and whose senders may not know."""
+        return [*self._inherited, *self._counted][-_INHERITED_MAX:]
+
+    def resume(self, memo: list[Any], counted: Sequence[str]) -> None:
+        """Be what another worker's `memo` says, and what it had `counted`."""
         self.status_text, self.progress, self.progress_text, self.spend, self.retry_after = memo
+        self._inherited = dict.fromkeys(counted)

@@ -98,7 +98,7 @@ class Slot:
         """Take an empty folder back, and forget what the step said and wrote; what it keeps stays."""
         for _late in self.socket.receive(to_the_end=True):
             pass
-        self.socket.release()
+        self.socket.drop()
         self.output.restart()
         self.log.restart()
         if self.shelter is not None:

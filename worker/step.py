@@ -6,10 +6,12 @@
         work(page)
         step.progress(number + 1, len(pages))
 
-Messages go to $NOTIFY_SOCKET as with sd_notify(3) and never raise: one that the worker does not take within
-a second, because it is being restarted, say, is dropped.  At the end of the process they are waited for: the
-worker believes a message only while it can see that its sender belongs to the step.  Run by hand, without the
-variables that a step finds in its environment, all of this works and does nothing.
+Messages go to $NOTIFY_SOCKET as with sd_notify(3) and never raise.  spend(), retry_after(), extend() and what is
+called with `wait` return once the worker has acknowledged the message: it is kept then, whatever becomes of that
+worker.  If the worker dies before, the next one is told again, and counts it once.  The other messages are not waited
+for before the end of the process: the worker believes a message only while it can see that its sender belongs to the
+step.  A message that no worker takes in time is dropped.  Run by hand, without the variables that a step finds in its
+environment, all of this works and does nothing.
 
 Only the worker's own interpreter has this module; `python:` steps run in it, and PYTHONPATH is not set.  A
 shell script, or a program with a Python of its own, calls `agentctl beat`, `agentctl progress 3/10`, `agentctl save`
@@ -23,55 +25,73 @@ import _socket
 import atexit
 import os
 import sys
+import time
 
 TYPE_CHECKING = False  # `typing` itself would cost as much again
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
 AGAIN = 75  # EX_TEMPFAIL: "not now", or with new progress or saved state "start me afresh, at once"
 
-# How long the worker may take to accept a message, and to have read those that were sent.
+# How long the worker may take to accept a message, and to have read those that were sent if it is one of an earlier
+# version, which acknowledges nothing.
 _PATIENCE = 1.0
+# How long a message waits for its acknowledgement, a restart of the worker included; and one of money that was spent.
+_PATIENCE_RESTART, _PATIENCE_SPEND = 10.0, 120.0
+_SAY_AGAIN = 0.1
+_TAKEN = b"+"  # see worker/signs.py
 _STATUS_MAX = 1024
 _TOO_MUCH = 1e18  # the worker would take it for nonsense
 _socket_kept: _socket.socket | None = None
+_settles = False  # at the end of the process
+_furthest: tuple[float, str] | None = None  # the progress that was told
 
 
-def beat(status: str | None = None) -> None:
+def beat(status: str | None = None, *, wait: bool = False) -> None:
     """Tell the worker that the step is alive (WATCHDOG=1) and, if given, what it is doing."""
-    _send("WATCHDOG=1", *([] if status is None else [_status(status)]))
+    _tell("WATCHDOG=1", *([] if status is None else [_status(status)]), wait=wait)
 
 
 def status(text: str) -> None:
     """Tell the worker what the step is doing; a sign of life, but no beat."""
-    _send(_status(text))
+    _tell(_status(text))
 
 
-def progress(done: float, total: float | None = None) -> None:
+def progress(done: float, total: float | None = None, *, wait: bool = False) -> None:
     """Tell the worker how far the step is.  Raises ValueError unless these are numbers from 0 up."""
-    _send(f"X_AGENT_PROGRESS={_decimal(done)}" + ("" if total is None else f"/{_decimal(total)}"))
+    global _furthest
+    text = _decimal(done) + ("" if total is None else f"/{_decimal(total)}")
+    if not wait and (_furthest is None or done >= _furthest[0]):
+        _furthest = done, text
+    _tell(f"X_AGENT_PROGRESS={text}", wait=wait)
 
 
-def spend(amount: float) -> None:
-    """Tell the worker that this much more was spent; a worker that is well has heard it when this returns.
+def spend(amount: float) -> bool:
+    """Tell the worker that this much more was spent; return whether the ledger has it.
 
+    It has not if no worker took it within two minutes, or if this process is none of the step's.  By hand, and with a
+    worker of an earlier version, it is taken to have it.
     Call it before you use what was paid for: the run's budget counts what is said.  Raises ValueError unless it is
     a number from 0 up.
     """
-    _send(f"X_AGENT_SPEND={_decimal(amount)}")
-    if _socket_kept is not None:
+    field = f"X_AGENT_SPEND={_decimal(amount)}"
+    if _is_acknowledged():
+        return _ask([field], _PATIENCE_SPEND)
+    _tell(field)
+    if _settles:
         settle()
+    return True
 
 
 def retry_after(seconds: float) -> None:
     """Ask that the next attempt come no sooner than in `seconds`, should this one end with AGAIN."""
-    _send(f"X_AGENT_RETRY_AFTER={_decimal(seconds)}")
+    _tell(f"X_AGENT_RETRY_AFTER={_decimal(seconds)}", wait=True)
 
 
 def extend(seconds: float) -> None:
     """Ask for `seconds` from now before `timeout` ends the step; the other limits stay."""
-    _send(f"EXTEND_TIMEOUT_USEC={round(float(_decimal(seconds)) * 1e6)}")
+    _tell(f"EXTEND_TIMEOUT_USEC={round(float(_decimal(seconds)) * 1e6)}", wait=True)
 
 
 def again(message: str = "") -> NoReturn:
@@ -199,12 +219,19 @@ def kept(name: str = "state") -> str | None:
 
 
 def settle() -> None:
-    """Wait until the worker has read what was sent so far, as sd_notify_barrier(3) does; a second at most."""
+    """Wait until the worker has read what was sent so far: ten seconds at most.
+
+    One of an earlier version, which acknowledges nothing, closes a pipe (sd_notify_barrier(3)): a second at most.
+    """
+    if _is_acknowledged():
+        # A worker that died may have read the progress and kept nothing of it.
+        _ask([] if _furthest is None else [f"X_AGENT_REACHED={_furthest[1]}"], _PATIENCE_RESTART)
+        return
     import select
 
     read, write = os.pipe()
     try:
-        sent = _deliver(b"BARRIER=1", write)
+        sent = _sent(b"BARRIER=1", write)
         os.close(write)
         if sent:
             hangup = select.poll()
@@ -214,25 +241,66 @@ def settle() -> None:
         os.close(read)
 
 
-def _send(*fields: str) -> None:
-    if os.environ.get("NOTIFY_SOCKET"):
-        _deliver("\n".join(fields).encode(errors="replace"))
+def _tell(*fields: str, wait: bool = False) -> None:
+    global _settles
+    if wait and _is_acknowledged():
+        _ask(fields, _PATIENCE_RESTART)
+    elif os.environ.get("NOTIFY_SOCKET") and _sent("\n".join(fields).encode(errors="replace")) and not _settles:
+        _settles = True
+        atexit.register(settle)
 
 
-def _deliver(message: bytes, *descriptors: int) -> bool:
-    """Return whether the worker's socket took the message.  Not connected: a new worker binds it anew."""
-    global _socket_kept
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder)) for fd in descriptors]
+def _is_acknowledged() -> bool:
+    """Return whether the worker that began this step acknowledges messages; so do those that come after it."""
+    return bool(os.environ.get("NOTIFY_SOCKET") and os.environ.get("AGENT_ACK"))
+
+
+def _ask(fields: Sequence[str], patience: float) -> bool:
+    """Send the fields as one message until a worker acknowledges it; return whether one did.
+
+    The message has an id, by which a worker knows what it, or the one before it, has counted already.
+    """
+    message = "\n".join((*fields, f"X_AGENT_ID={os.urandom(8).hex()}")).encode(errors="replace")
+    gives_up = time.monotonic() + patience
+    while (left := gives_up - time.monotonic()) > 0:
+        ours, theirs = _socket.socketpair()
+        answer = b""
+        try:
+            _deliver(message, theirs.fileno())
+            theirs.close()
+            ours.settimeout(left)
+            answer = ours.recv(1)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False  # nobody will ever read it
+        except OSError:
+            pass  # the socket's queue is full, say
+        finally:
+            theirs.close()
+            ours.close()
+        if answer:
+            return answer == _TAKEN
+        time.sleep(_SAY_AGAIN)  # closed without an answer: that worker has died, or has no room for it
+    return False
+
+
+def _sent(message: bytes, *descriptors: int) -> bool:
+    """Return whether the worker's socket took the message."""
     try:
-        if _socket_kept is None:
-            _socket_kept = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
-            _socket_kept.settimeout(_PATIENCE)
-            atexit.register(settle)
-        _socket_kept.sendmsg([message], rights, 0, "\0" + address[1:] if address[:1] == "@" else address)
+        _deliver(message, *descriptors)
     except OSError:
         return False
     return True
+
+
+def _deliver(message: bytes, *descriptors: int) -> None:
+    """Raises OSError.  Not connected: a new worker may have bound the socket anew."""
+    global _socket_kept
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder)) for fd in descriptors]
+    if _socket_kept is None:
+        _socket_kept = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+        _socket_kept.settimeout(_PATIENCE)
+    _socket_kept.sendmsg([message], rights, 0, "\0" + address[1:] if address[:1] == "@" else address)
 
 
 def _status(text: str) -> str:

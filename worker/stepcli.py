@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 USAGE = 64  # EX_USAGE
+TEMPORARY = 75  # EX_TEMPFAIL
 _FAILED = 1
 _CHUNK = 256 * 1024
 
@@ -61,7 +62,7 @@ def listing() -> str:
 def _beat(status: str | None = None) -> None:
     from worker import step
 
-    step.beat(status)
+    step.beat(status, wait=True)
 
 
 def _progress(text: str) -> None:
@@ -69,18 +70,21 @@ def _progress(text: str) -> None:
 
     done, slash, total = text.partition("/")
     try:
-        step.progress(float(done), float(total) if slash else None)
+        step.progress(float(done), float(total) if slash else None, wait=True)
     except ValueError:
         raise Misuse(f"{text!r} is not N or N/M in numbers from 0 up, as in 3/10") from None
 
 
-def _spend(text: str) -> None:
+def _spend(text: str) -> int:
     from worker import step
 
     try:
-        step.spend(float(text))
+        if step.spend(float(text)):
+            return 0
     except ValueError:
         raise Misuse(f"{text!r} is not an amount from 0 up, as in 0.12") from None
+    print(f"agentctl spend: no worker has acknowledged it, so {text} may not be counted", file=sys.stderr)
+    return TEMPORARY
 
 
 def _retry_after(text: str) -> None:

@@ -71,7 +71,7 @@ def test_the_environment_of_a_step_is_small_and_stated(worker: MakeWorker) -> No
     notify = env.pop("NOTIFY_SOCKET")
     assert notify.startswith(str(w.state))
     assert env == {
-        "AGENT_RUN": "list", "AGENT_STEP": "a", "AGENT_ATTEMPT": "1", "AGENT_KEY": "list:a",
+        "AGENT_RUN": "list", "AGENT_STEP": "a", "AGENT_ATTEMPT": "1", "AGENT_KEY": "list:a", "AGENT_ACK": "1",
         "AGENT_OUT": f"{w.state}/out", "STATE_DIRECTORY": f"{w.state}/steps/a", "WATCHDOG_USEC": "3000000",
         "COUNTRY": "no", "MODE": "0644", "FROM_FILE": "x y", "LC_ALL": "C.UTF-8",
     }  # fmt: skip

@@ -12,6 +12,31 @@ from tests.system.machine import Entry, Machine
 QUICK = "[Service]\nWatchdogSec=3s\n"
 
 
+# In the place of worker/points.py: dies at the first of the places in a file, which is taken off it.
+DEADLY = """
+import os, signal
+def at(point):
+    try:
+        with open("/var/lib/agent/places") as file:
+            first, *rest = file.read().split()
+    except (FileNotFoundError, ValueError):
+        return
+    if point == first:
+        with open("/var/lib/agent/places.new", "w") as file:
+            file.write(" ".join(rest))
+        os.rename("/var/lib/agent/places.new", "/var/lib/agent/places")
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def deadly(agent: Machine) -> None:
+    """Let the agent's worker die at the places that are in /var/lib/agent/places, one after the other."""
+    program = agent.run("readlink -f /usr/local/lib/agent/current").out.strip()
+    package = agent.run(f"find {program} -type d -name worker").out.strip()
+    agent.write(f"{package}/points.py", DEADLY)
+    agent.run(f"find {package} -name 'points.*.pyc' -delete")
+
+
 class Service:
     """agent.service in `machine`; `mark` is the place in the journal where a test began to look."""
 

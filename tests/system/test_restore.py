@@ -9,7 +9,7 @@ import re
 import pytest
 
 from tests.system.machine import Machine
-from tests.system.service import Service
+from tests.system.service import Service, deadly
 
 pytestmark = pytest.mark.system
 
@@ -82,31 +82,13 @@ attempt-over adopting adopted attempt-over
 result-published adopting result-published
 ledger-written adopted result-published ledger-written
 """.strip().splitlines()
-# In the place of worker/points.py: dies at the first of the places in a file, which is taken off it.
-DEADLY = """
-import os, signal
-def at(point):
-    try:
-        with open("/var/lib/agent/places") as file:
-            first, *rest = file.read().split()
-    except (FileNotFoundError, ValueError):
-        return
-    if point == first:
-        with open("/var/lib/agent/places.new", "w") as file:
-            file.write(" ".join(rest))
-        os.rename("/var/lib/agent/places.new", "/var/lib/agent/places")
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 def test_killed_between_any_two_system_calls_no_step_is_done_twice(agent: Machine) -> None:
     """
     Before and after each thing that is written down about an attempt; also while it is taken over.
     """
-    program = agent.run("readlink -f /usr/local/lib/agent/current").out.strip()
-    package = agent.run(f"find {program} -type d -name worker").out.strip()
-    agent.write(f"{package}/points.py", DEADLY)
-    agent.run(f"find {package} -name 'points.*.pyc' -delete")
+    deadly(agent)
     tasks = "".join(
         f"  - id: s{n:02}\n    before: 'echo {places} >../places; echo $AGENT_STEP >>../before'\n"
         "    run: 'echo $AGENT_STEP >>../started; seq 1000'\n    after: echo $AGENT_STEP >>../after\n"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.plans import task
 from worker.limits import Limits
-from worker.signs import NotifySocket, Sign, parse
+from worker.signs import NotifySocket, Said, Sign, parse
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,116 @@ def test_descriptors_that_come_along_are_closed_once_what_was_said_is_settled(tm
     sender.close()
     listening.close()
     assert not os.path.exists(path)
+
+
+class Asker:
+    """A sender of messages that are to be acknowledged; `answer` returns what has come, None for nothing yet."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._ours = self._sender
+
+    def send(self, message: bytes) -> None:
+        self._ours, theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        fds = array.array("i", [theirs.fileno()])
+        self._sender.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)], 0, self._path)
+        theirs.close()
+
+    def answer(self) -> bytes | None:
+        try:
+            return self._ours.recv(1)
+        except BlockingIOError:
+            return None
+
+
+def test_a_message_with_an_id_is_acknowledged_once_it_is_kept(tmp_path: Path) -> None:
+    """
+    Not by a descriptor that is closed, as a worker that is killed closes it, too.
+    """
+    listening = NotifySocket(str(tmp_path / "notify"))
+    asker = Asker(listening.path)
+    asker.send(b"X_AGENT_SPEND=1\nX_AGENT_ID=a")
+    assert [sign for sign, _pid in listening.receive()] == [Sign(spend=1.0, id="a")]
+    assert asker.answer() is None
+    listening.release()
+    assert (asker.answer(), asker.answer()) == (b"+", b"")
+    asker.send(b"X_AGENT_SPEND=1\nX_AGENT_ID=b")
+    for _message in listening.receive():
+        listening.refuse()
+    assert (asker.answer(), asker.answer()) == (b"-", b"")
+    asker.send(b"X_AGENT_SPEND=1\nX_AGENT_ID=c")
+    assert len(list(listening.receive())) == 1
+    listening.drop()
+    assert asker.answer() == b""
+    listening.close()
+
+
+def test_more_than_can_be_acknowledged_is_not_taken(tmp_path: Path) -> None:
+    """
+    Those who asked are told nothing, and ask again.
+    """
+    listening = NotifySocket(str(tmp_path / "notify"))
+    askers = [Asker(listening.path) for _ in range(70)]
+    taken = 0
+    for asker in askers:
+        asker.send(b"X_AGENT_SPEND=1\nX_AGENT_ID=a")
+        taken += len(list(listening.receive()))
+    listening.release()
+    answers = [asker.answer() for asker in askers]
+    assert taken == 64 and answers == [b"+"] * 64 + [b""] * 6
+    listening.close()
+
+
+def test_what_is_no_socket_is_closed_and_nothing_is_written_to_it(tmp_path: Path) -> None:
+    """
+    A full pipe would hold the worker up.
+    """
+    listening = NotifySocket(str(tmp_path / "notify"))
+    read, write = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [write, write]))]
+        sender.sendmsg([b"X_AGENT_SPEND=1\nX_AGENT_ID=a"], rights, 0, listening.path)
+    os.close(write)
+    assert len(list(listening.receive())) == 1
+    listening.release()
+    assert os.read(read, 1) == b""
+    os.close(read)
+    listening.close()
+
+
+def test_a_message_counts_once_for_all_workers_that_hear_it() -> None:
+    """
+    Said again to the worker that has it, and to the next one; a message without an id counts each time.
+    """
+    limits = limits_of(100.0)
+    first, second = Said(), Said()
+    spent = Sign(spend=1.0, id="a")
+    for sign in (spent, spent, Sign(spend=1.0), Sign(spend=1.0)):
+        first.take(sign, limits, 0.0, 101.0)
+    assert first.spend == 3.0
+    second.resume(first.memo(), first.counted())
+    for sign in (spent, spent, spent._replace(id="b")):
+        second.take(sign, limits, 0.0, 102.0)
+    assert second.spend == 4.0 and second.counted() == ["a", "b"]
+    second.acknowledged()
+    assert second.counted() == []
+    third = Said()
+    third.resume(second.memo(), ())  # the memo of an older version has none
+    assert third.spend == 4.0
+
+
+def test_what_was_reached_before_is_no_progress() -> None:
+    """
+    A process says at its end how far it was; others have got further meanwhile.
+    """
+    said, limits = Said(), limits_of(100.0, progress_every=10)
+    said.take(parse(b"X_AGENT_PROGRESS=5/10"), limits, 0.0, 101.0)
+    said.take(parse(b"X_AGENT_REACHED=3/10"), limits, 0.0, 105.0)
+    assert (said.progress, said.progress_text, limits.deadline()) == (5.0, "5/10", 111.0)
+    said.take(parse(b"X_AGENT_REACHED=6/10"), limits, 0.0, 106.0)
+    assert (said.progress, said.progress_text, limits.deadline()) == (6.0, "6/10", 116.0)
 
 
 def test_a_step_that_never_stops_talking_is_heard_a_little_at_a_time(tmp_path: Path) -> None:

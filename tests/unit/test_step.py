@@ -1,6 +1,7 @@
 """What a step's own code says to the worker, from Python and from the shell, and what it keeps."""
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -67,6 +68,60 @@ def test_the_sender_lives_until_its_message_is_read(around: Surroundings, code: 
         around.listener.read_all()
         assert process.wait(PATIENCE) == 0
     assert around.listener.unbelievable == []
+
+
+SAID = [
+    (["spend", "0.12"], "X_AGENT_SPEND=0.12"),
+    (["progress", "3/10"], "X_AGENT_PROGRESS=3/10"),
+    (["retry-after", "2min"], "X_AGENT_RETRY_AFTER=120"),
+    (["beat", "x"], "WATCHDOG=1\nSTATUS=x"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), SAID)
+def test_what_a_worker_did_not_acknowledge_is_said_to_the_next_one(
+    around: Surroundings, command: list[str], message: str
+) -> None:
+    """
+    A worker that dies with the message closes the socket as one that has kept it does; an answer tells them apart.
+    The message is the same one each time, by its id, so that it counts once.
+    """
+    around.environ["AGENT_ACK"] = "1"
+    around.listener.answers += [b"", b"", b"+"]
+    around.listener.read_all()
+    done = around.agentctl(*command)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert len(around.messages) == 3 and len(set(around.messages)) == 1
+    assert re.fullmatch(rf"{re.escape(message)}\nX_AGENT_ID=[0-9a-f]{{16}}", around.messages[0])
+    assert around.listener.unbelievable == []
+
+
+def test_spending_that_is_not_believed_does_not_succeed(around: Surroundings) -> None:
+    """
+    A command that says "it is in the ledger" by its status must not say so where nobody counts it.
+    """
+    around.environ["AGENT_ACK"] = "1"
+    around.listener.answers += [b"-"]
+    around.listener.read_all()
+    done = around.agentctl("spend", "1")
+    assert done.returncode == 75
+    assert done.stderr == b"agentctl spend: no worker has acknowledged it, so 1 may not be counted\n"
+    around.listener.close()
+    assert around.agentctl("spend", "1").returncode == 75, "nobody will ever read it"
+
+
+def test_progress_that_was_not_waited_for_is_told_again_at_the_end(around: Surroundings) -> None:
+    """
+    As what was reached, which changes nothing for a worker that knows of more.
+    """
+    around.environ["AGENT_ACK"] = "1"
+    around.listener.answers += [b"", b"+"]
+    around.listener.read_all()
+    assert script(around, "step.progress(3, 10); step.progress(2, 10)").returncode == 0
+    first, second, *last = around.messages
+    assert (first, second) == ("X_AGENT_PROGRESS=3/10", "X_AGENT_PROGRESS=2/10")
+    assert len(last) == 2 and len(set(last)) == 1
+    assert last[0].startswith("X_AGENT_REACHED=3/10\nX_AGENT_ID=")
 
 
 def test_a_worker_that_does_not_read_holds_nobody_up(around: Surroundings) -> None:
