@@ -16,7 +16,11 @@ job() {
 
 # ExecStartPre: an empty /tmp, unless steps live that have files in it.  PrivateTmp=
 # would empty it at every restart.  A state folder that is empty yet is the agent's, and says so to `make purge`.
+# What the last worker has left beside its steps goes: a step that had not come to its cgroup yet, a copy.  The next
+# worker may not see them, since each life of the service has a user namespace of its own (PrivateUsers=).
 prepare() {
+    own_cgroup
+    kill_procs
     [ -n "$(ls -A "${STATE_DIRECTORY%%:*}")" ] || : >"${STATE_DIRECTORY%%:*}/.agent-worker"
     cache=${CACHE_DIRECTORY%%:*}
     if [ ! -e "${RUNTIME_DIRECTORY%%:*}/seen" ]; then
@@ -53,21 +57,31 @@ ended() {
 }
 
 # Kill what is left in the unit's cgroup, of which this process may be a member itself.
-# Where that is, is asked of nobody who might not answer: at the root it would be the machine.
 end_all() {
-    group=$(sed -n 's/^0:://p' /proc/self/cgroup)
-    group=${group%/.control}
-    case "$group" in */"$UNIT") ;; *) group='' ;; esac
+    own_cgroup
     if [ -n "$group" ]; then
         for child in "$CGROUPS$group"/*/; do
             echo 1 2>/dev/null >"${child}cgroup.kill"
         done
-        procs=$CGROUPS$group/cgroup.procs
-    else # cgroup v1: no step has a cgroup of its own
-        group=$(sed -n 's/^[0-9]*:name=systemd://p' /proc/self/cgroup)
-        case "$group" in */"$UNIT") ;; *) return 0 ;; esac
-        procs=$CGROUPS/systemd$group/cgroup.procs
     fi
+    kill_procs
+}
+
+# own_cgroup -- set `group` to the unit's cgroup, empty where steps have none of their own (cgroup v1), and `procs` to
+# the file that names those who are in no other.  Where that is, is asked of nobody who might not answer: at the root
+# it would be the machine.
+own_cgroup() {
+    procs=''
+    group=$(sed -n 's/^0:://p' /proc/self/cgroup)
+    group=${group%/.control}
+    case "$group" in */"$UNIT") procs=$CGROUPS$group/cgroup.procs; return 0 ;; esac
+    group=''
+    v1=$(sed -n 's/^[0-9]*:name=systemd://p' /proc/self/cgroup)
+    case "$v1" in */"$UNIT") procs=$CGROUPS/systemd$v1/cgroup.procs ;; esac
+}
+
+kill_procs() {
+    [ -n "$procs" ] || return 0
     while read -r pid; do
         [ "$pid" = $$ ] || kill -9 "$pid" 2>/dev/null
     done <"$procs"

@@ -178,8 +178,14 @@ class Attempt:
     @property
     def pid(self) -> int:
         """The pid of the program itself, which a few lines of sh wait for if it is to outlive the worker."""
-        below = process.children(self.leader) if self.slot.shelter is not None else []
-        return below[0] if below else self.leader
+        shelter = self.slot.shelter
+        if shelter is None:
+            return self.leader
+        below = process.children(self.leader)
+        if not below:  # hidden from us, as what an earlier worker has started is: the first that came after the leader
+            others = shelter.group.pids()
+            below = [min([pid for pid in others if pid > self.leader] or others, default=self.leader)]
+        return below[0]
 
     # -- signs of life
 

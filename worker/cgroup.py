@@ -48,7 +48,9 @@ class Group(NamedTuple):
 
     def holds(self, pid: int) -> bool:
         """Return whether process `pid` is in it, or below."""
-        return f"{_of(pid)}/".startswith(f"{self.path}/")
+        found = _of(pid)
+        # /proc hides it (ProtectProc=) where it keeps secrets, or was started by an earlier worker (PrivateUsers=).
+        return f"{found}/".startswith(f"{self.path}/") if found else pid in self.pids()
 
     def kill(self) -> None:
         """Kill every process in it at once, those that are being forked too (cgroup.kill, Linux 5.14)."""

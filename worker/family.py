@@ -112,10 +112,7 @@ class Cohort:
         self._group = group
 
     def members(self) -> list[Found]:
-        pids = self._group.pids()
-        known = {found.pid: found for found in process.look_at(pids)}
-        # One that keeps its secrets (ssh-agent) is hidden by ProtectProc=; it can be ended all the same.
-        return [known.get(pid) or Found(pid, 0, 0, "?", 0) for pid in pids]
+        return process.look_at(self._group.pids())
 
     def left(self) -> list[Found]:
         return self.members() if self._group.populated() else []

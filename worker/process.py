@@ -5,7 +5,9 @@ becomes a child of the worker, so none is lost from sight and none stays a zombi
 """
 
 import contextlib
+import errno
 import os
+import select
 import signal
 import sys
 import time
@@ -49,8 +51,11 @@ class Child(NamedTuple):
     pipes: Pipes
 
 
+HIDDEN = "process"  # the name of one that /proc does not show
+
+
 class Found(NamedTuple):
-    """A living process seen in /proc."""
+    """A living process, as /proc shows it."""
 
     pid: int
     parent: int
@@ -365,13 +370,33 @@ def command_line(pid: int) -> bytes:
 
 
 def look_at(pids: Iterable[int]) -> list[Found]:
-    """Return those of these processes that have not ended."""
-    return [found for pid in pids if (found := _look(pid)) is not None]
+    """Return those of these processes that have not ended; of one that /proc hides no more than its pid is known."""
+    return [_look(pid) or Found(pid, 0, 0, HIDDEN, 0) for pid in pids if lives(pid)]
 
 
 def lives(pid: int) -> bool:
-    """Return whether process `pid` has not ended."""
-    return pid > 0 and _look(pid) is not None
+    """Return whether process `pid` has not ended.
+
+    Not by /proc: with ProtectProc= that hides processes that this one could not trace.  Such are those that keep
+    secrets (ssh-agent), and with PrivateUsers= all that an earlier process of this service has started.
+    """
+    try:
+        watched = os.pidfd_open(pid) if pid > 0 else -1
+    except OSError as exc:
+        return exc.errno != errno.ESRCH and _look(pid) is not None
+    if watched < 0:
+        return False
+    try:
+        return not has_ended(watched)
+    finally:
+        os.close(watched)
+
+
+def has_ended(watched: int) -> bool:
+    """Return whether the process of a pidfd has ended; a zombie has."""
+    poll = select.poll()  # not select(2): descriptors may be above 1024
+    poll.register(watched, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def children(pid: int) -> list[int]:

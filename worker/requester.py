@@ -6,7 +6,6 @@ one user it stops honest programs, and none that is out to break it.
 """
 
 import os
-import select
 
 from worker import process
 from worker.cgroup import Tree
@@ -25,7 +24,7 @@ def is_ours(pid: int, tree: Tree | None) -> bool:
         return True  # it has ended: whose it was cannot be found out
     try:
         below = _descends(pid) if tree is None else _is_below(pid, tree)
-        return below or bool(select.select([watched], [], [], 0)[0])
+        return below or process.has_ended(watched)
     finally:
         os.close(watched)
 

@@ -287,7 +287,7 @@ tasks:
     run: |
       while n=$((n + 1)); do
           until agentctl once "$AGENT_ATTEMPT-$n" -- true; do :; done
-          pkill -9 -f [w]orker.__main__
+          kill -9 $(cat /sys/fs/cgroup/system.slice/agent.service/cgroup.procs)
       done
     retry: {attempts: 2, delay: 0s}
   - {id: b, run: 'true'}
