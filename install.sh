@@ -29,6 +29,7 @@ EOF
 LIB=/usr/local/lib/agent
 BIN=/usr/local/bin/agentctl
 HOOKS=$LIB/hooks
+DROPINS=$LIB/drop-ins   # to be linked into agent.service.d
 UNITS=/usr/local/lib/systemd/system
 ETC=/etc/agent
 STATE=/var/lib/agent
@@ -110,6 +111,9 @@ do_install() {
     if [ -n "$rewrite" ]; then install_dropin "$user"; fi
     share_dropin
     put 644 "$SOURCE/units/hooks.sh" "$HOOKS"
+    for path in "$SOURCE"/units/drop-ins/*.conf; do
+        put 644 "$path" "$DROPINS/${path##*/}"
+    done
     for unit in $UNIT_FILES; do
         put 644 "$(unit_source "$unit")" "$UNITS/$unit"
     done
@@ -164,6 +168,10 @@ of_template() { # UNIT
 }
 
 do_purge() {
+    for link in "$DESTDIR"/etc/systemd/system/agent*.service.d/*.conf; do
+        link=${link#"$DESTDIR"}
+        if is_our_link "$link"; then remove "$link"; rmdir "$DESTDIR${link%/*}" 2>/dev/null || :; fi
+    done
     for unit in agent.service agent@.service agent-alert@.service; do
         remove_file "/etc/systemd/system/$unit.d/$DROPIN"
         rmdir "$DESTDIR/etc/systemd/system/$unit.d" 2>/dev/null || :

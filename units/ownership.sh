@@ -168,6 +168,7 @@ entry_is_ours() { # KIND PATH
         etc/*.yaml | etc/*.yml) is_list "$2" ;;
         lib/current | lib/current.new) case "$(readlink "$2")" in releases/*) ;; *) return 1 ;; esac ;;
         lib/releases) all_environments "$2" ;;
+        lib/drop-ins) [ -f "$2/no-sandboxes.conf" ] ;;
         lib/hooks | lib/hooks.new) grep -qs '^# What agent.service has done around the worker' "$2" ;;
         state/ledger.db* | state/checkpoint.json* | state/worker.json | state/alert.json | state/lock) is_state "${2%/*}" ;;
         state/out | state/steps | state/log | state/work | state/runs | state/run | state/copy) is_state "${2%/*}" ;;
@@ -203,9 +204,13 @@ program_is_ours() {
 file_is_ours() {
     case "$1" in
         "$BIN") [ -f "$DESTDIR$1" ] && [ ! -L "$DESTDIR$1" ] && grep -q '^# Written by install\.sh\.' "$DESTDIR$1" ;;
-        */systemd/system/*.d/*) [ -f "$DESTDIR$1" ] && grep -q '^# Written by install\.sh from ' "$DESTDIR$1" ;;
+        */systemd/system/*.d/*) is_our_link "$1" || { [ -f "$DESTDIR$1" ] && grep -q '^# Written by install\.sh from ' "$DESTDIR$1"; } ;;
         *) [ -f "$DESTDIR$1" ] && grep -q -e "$BIN" -e "^PathChanged=$ETC/config.d" "$DESTDIR$1" ;;
     esac 2>/dev/null
+}
+
+is_our_link() { # PATH -- of a drop-in that comes with the agent
+    case "$(readlink "$DESTDIR$1")" in "$DROPINS"/*) ;; *) return 1 ;; esac
 }
 
 # unit_is_ours UNIT -- whether it is installed, and what systemd runs under that name is the agent's.

@@ -111,13 +111,6 @@ def test_the_start_limit_triggers_and_status_says_what_brings_it_back(agent: Mac
     assert "systemctl reset-failed agent && systemctl start agent" in shown
 
 
-def test_the_sandbox_is_as_tight_as_promised(agent: Machine) -> None:
-    """
-    systemd-analyze security says 3.0 or less, of the unit as installed.
-    """
-    table = agent.run("systemd-analyze security --no-pager agent.service").out.splitlines()
-    exposure = float(table[-1].split(":")[1].split()[0])
-    assert exposure <= 3.0
 
 
 def test_whoever_may_not_look_into_the_state_folder_is_told_to_use_sudo(agent: Machine) -> None:

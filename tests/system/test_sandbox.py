@@ -1,0 +1,242 @@
+"""The service's sandbox, from the inside: what a step may not reach, and what it can do all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import install
+from tests.system.machine import Machine
+from tests.system.service import QUICK, Service
+from tests.system.supervisor import HOST
+from tests.system.tree import base_tree, why_not_build
+
+pytestmark = pytest.mark.system
+
+CHECKOUT = "/home/ann/app"
+
+# Goes on saying the same, from a process that lives: nobody has to guess who has sent it.
+TALKER = """#!/usr/bin/python3
+import os, socket, sys, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+while not os.path.exists("talked"):
+    s.sendto(sys.argv[1].encode(), sys.argv[2] if sys.argv[2:] else os.environ["NOTIFY_SOCKET"])
+    time.sleep(0.02)
+"""
+
+TRACE = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+print("ptrace", libc.ptrace(16, int(sys.argv[1]), None, None), os.strerror(ctypes.get_errno()))
+"""
+
+# As docker's: whoever reaches it has asked root.
+DAEMON = """
+import grp, os, socket, sys
+folder, s = os.path.dirname(sys.argv[1]), socket.socket(socket.AF_UNIX)
+os.makedirs(folder, exist_ok=True)
+s.bind(sys.argv[1]); os.chown(sys.argv[1], 0, grp.getgrnam("docker").gr_gid); os.chmod(sys.argv[1], 0o660); s.listen()
+print("up", flush=True)
+while True: s.accept()[0].sendall(b"root's work\\n")
+"""
+ASK = """
+import socket, sys
+for path in sys.argv[1:]:
+    s = socket.socket(socket.AF_UNIX)
+    try:
+        s.connect(path)
+        print(path, s.recv(100))
+    except OSError as exc:
+        print(path, "closed", exc)
+"""
+SOCKETS = "/run/docker.sock /run/podman/podman.sock /run/libvirt/libvirt-sock /var/lib/incus/unix.socket"
+
+
+@pytest.fixture(scope="module", params=["host", "trixie"])
+def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A release with the agent installed: its tree, and the layer above it."""
+    if request.param == "host":
+        return Path(HOST), request.getfixturevalue("installed_image")
+    if reason := why_not_build():
+        pytest.skip(reason)
+    base = base_tree(request.param)
+    return base, install(base, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def agent(needs_machine: None, image: tuple[Path, Path]) -> Iterator[Machine]:
+    base, layer = image
+    with Machine(base, layers=[layer]) as m:
+        yield m
+
+
+def done(machine: Machine, tasks: str, drop_in: str = QUICK) -> Service:
+    """Work through a list, and return the service when it has ended."""
+    service = Service(machine, tasks, drop_in)
+    service.start()
+    service.wait_ended()
+    return service
+
+
+def output(machine: Machine, step: str) -> str:
+    """Return all that a step has printed."""
+    return machine.run(f"agentctl log --output {step}; agentctl log {step}", check=False).out
+
+
+def ann(machine: Machine) -> int:
+    """Let there be a user with a checkout, a key and a process of hers outside of the service; return its pid."""
+    machine.run("useradd -m ann; groupadd docker; usermod -aG docker ann")
+    machine.run(f"git init -q {CHECKOUT}; mkdir -m 700 ~/.ssh; echo PRIVATE-KEY >~/.ssh/id", user="ann")
+    machine.run(["systemd-run", "--quiet", "--uid=ann", "--unit=login", "sleep", "infinity"])
+    return int(machine.show("login", "MainPID")["MainPID"])
+
+
+def test_s7_no_process_of_the_same_user_is_a_way_out_of_the_sandbox(agent: Machine) -> None:
+    """
+    S7: USER=ann, who has a shell elsewhere: through it a step reads no file, writes none, and does not trace it.
+    """
+    login = ann(agent)
+    agent.run(f"make -C /src install USER=ann WORKDIR={CHECKOUT}", timeout=120)
+    agent.write("/usr/local/bin/trace", f"#!/usr/bin/python3{TRACE}", mode=0o755)
+    door = f"/proc/{login}/root/home/ann"
+    step = (
+        f"cat {door}/.ssh/id 2>&1; echo x >{door}/.bashrc; cat /proc/{login}/environ | wc -c; trace {login}; "
+        f"id -un; git config user.email a@b; git config user.name a; echo 1 >f; git add f; git commit -qm one; echo $?; "
+        f"stat -c '%U %G' f . /etc/passwd"
+    )
+    done(agent, f"run: r\ntasks:\n  - id: a\n    cwd: {CHECKOUT}\n    run: |\n      ({step})\n")
+    said = output(agent, "a")
+    assert "PRIVATE-KEY" not in said
+    assert agent.run("cat /home/ann/.bashrc").out != "x\n"
+    assert "ptrace -1" in said
+    assert said.splitlines().count("0") >= 2, said  # no byte of the environment; the commit went well
+    assert "ann\n0\nann ann\nann ann\nroot root\n" in said
+    assert agent.run(f"git -C {CHECKOUT} log --format=%s", user="ann").out == "one\n"
+
+
+def test_s7_one_instance_does_not_read_the_credentials_of_another(agent: Machine) -> None:
+    """
+    S7: a step of agent@a looks through the worker of agent@b.
+    """
+    agent.write("/etc/agent/secret", "of-b\n", mode=0o600)
+    for name, run in (("b", "touch there; sleep 600"), ("a", "sh /tmp/look")):
+        agent.write(f"/etc/agent/{name}.yaml", f"tasks:\n  - {{id: s, run: '{run}', retry: {{attempts: 1}}}}\n")
+    drop_in = "[Service]\nLoadCredential=secret:/etc/agent/secret\n"
+    agent.write("/etc/systemd/system/agent@b.service.d/95-test.conf", drop_in)
+    agent.run("systemctl daemon-reload; systemctl start agent@b")
+    agent.run("until test -e /var/lib/agent@b/work/there; do sleep 0.02; done")
+    pid = int(agent.show("agent@b", "MainPID")["MainPID"])
+    assert agent.run(f"cat /proc/{pid}/root/run/credentials/agent@b.service/secret").out == "of-b\n"
+    look = f"cat /proc/{pid}/root/run/credentials/agent@b.service/secret 2>&1; echo looked"
+    agent.write("/etc/agent/a.yaml", f"run: a\ntasks:\n  - id: s\n    run: |\n      {look}\n")
+    mark = agent.cursor()
+    agent.run("systemctl start agent@a")
+    agent.wait_journal("AGENT_EVENT=run-done", "AGENT_RUN=a", after=mark)
+    said = agent.read("/var/lib/agent@a/out/s")
+    assert "looked" in said and "of-b" not in said, said
+
+
+def test_s7_who_is_in_the_group_of_docker_is_not_root_in_a_step(agent: Machine) -> None:
+    """
+    S7: the sockets of daemons that do what they are told as root are closed, unless a drop-in opens them.
+    """
+    ann(agent)
+    agent.write("/tmp/daemon.py", DAEMON)
+    for path in SOCKETS.split():
+        agent.run(f"systemd-run --quiet python3 /tmp/daemon.py {path}; until test -S {path}; do sleep 0.02; done")
+    agent.write("/usr/local/bin/ask", f"#!/usr/bin/python3{ASK}", mode=0o755)
+    agent.run("make -C /src install USER=ann", timeout=120)
+    tasks = f"run: r\ntasks:\n  - {{id: a, run: ask {SOCKETS}}}\n"
+    done(agent, tasks)
+    assert output(agent, "a").count("closed") == 4
+    done(agent, tasks.replace("id: a", "id: b"), f"{QUICK}InaccessiblePaths=\n")
+    assert output(agent, "b").count("root's work") >= 1
+
+
+def test_s7_sandboxes_inside_a_step_work(agent: Machine) -> None:
+    """
+    User, mount, process, IPC and host name namespaces; bubblewrap, where it is installed.
+    """
+    inside = "mount -t tmpfs none /mnt && echo x >/mnt/x && cat /mnt/x && cat /etc/hostname >/dev/null && id -u"
+    wrap = "bwrap --ro-bind / / --dev /dev --tmpfs /tmp --unshare-user --unshare-pid --unshare-ipc --unshare-uts"
+    tasks = f"""
+run: r
+tasks:
+  - {{id: user, run: unshare --user --map-root-user id -u}}
+  - {{id: more, run: "unshare -Urmpiuf sh -c '{inside}'"}}
+  - {{id: wrap, run: "if command -v bwrap; then {wrap} sh -c 'id -un; touch /tmp/x && echo ok'; else echo none ok; fi"}}
+  - {{id: net, run: "unshare -Urn true || echo refused"}}
+"""
+    done(agent, tasks)
+    assert output(agent, "user").startswith("0\n")
+    assert output(agent, "more").startswith("x\n0\n")
+    assert "ok" in output(agent, "wrap")
+    assert "refused" in output(agent, "net")
+
+
+def test_s7_a_step_that_has_outlived_its_worker_is_believed_and_nobody_in_its_name(agent: Machine) -> None:
+    """
+    Each life of the service has a user namespace of its own, and /proc hides one from another; kinship is told all
+    the same, of steps from before an upgrade too.
+    """
+    agent.write("/usr/local/bin/talk", TALKER, mode=0o755)
+    wait = "until test -e second; do sleep 0.02; done"
+    tasks = f"""
+run: r
+concurrency: 3
+tasks:
+  - {{id: a, run: "{wait}; talk STATUS=of-a; echo end of a"}}
+  - {{id: b, run: "echo $NOTIFY_SOCKET >b; {wait}; until test -e talked; do sleep 0.02; done"}}
+  - {{id: c, run: "{wait}; talk STATUS=forged $(cat b); agentctl once key -- echo effect"}}
+"""
+    service = Service(agent, tasks, f"{QUICK}PrivateUsers=no\n")
+    service.start()
+    agent.run("until test -s /var/lib/agent/work/b; do sleep 0.02; done")
+    agent.write("/etc/systemd/system/agent.service.d/90-test.conf", QUICK)  # as an upgrade would
+    for _ in range(2):
+        agent.run("systemctl daemon-reload; systemctl restart agent")
+        for _ in "abc":
+            service.wait("step-adopted")
+    agent.run("touch /var/lib/agent/work/second")
+    agent.run("until agentctl status | grep -q of-a; do :; done")
+    for _ in range(20):
+        assert "forged" not in agent.run("agentctl status").out
+    agent.run("touch /var/lib/agent/work/talked")
+    service.wait("run-done")
+    assert agent.read("/var/lib/agent/out/c") == "effect\n"
+    assert service.per_step("step-started") == {"a": 1, "b": 1, "c": 1}
+
+
+def test_s7_what_a_dead_worker_has_left_in_the_units_own_cgroup_is_ended(agent: Machine) -> None:
+    """
+    As a step that had not come to its own cgroup when the worker died; the next one cannot see it.
+    """
+    service = Service(agent, "run: r\ntasks:\n  - {id: a, run: 'touch there; until test -e go; do sleep 0.02; done'}\n")
+    service.start()
+    agent.run("until test -e /var/lib/agent/work/there; do sleep 0.02; done")
+    own = "/sys/fs/cgroup" + agent.show("agent", "ControlGroup")["ControlGroup"]
+    become = "exec setpriv --reuid=$(id -u agent) --clear-groups sleep 4711 </dev/null >/dev/null 2>&1"
+    agent.run(f"sh -c 'echo 0 >{own}/cgroup.procs; {become}' & until pgrep -f '^sleep 4711' >/dev/null; do :; done")
+    service.kill("SIGKILL")
+    service.wait("step-adopted", "a")
+    assert agent.run("pgrep -f '^sleep 4711'", check=False).out == ""
+    agent.run("touch /var/lib/agent/work/go")
+    service.wait("run-done")
+
+
+EXPOSURE = {"": 2.4, "browsers": 2.5, "debuggers": 2.6, "no-sandboxes": 1.5}
+
+
+@pytest.mark.parametrize("drop_in", EXPOSURE)
+def test_the_sandbox_is_as_tight_as_promised(agent: Machine, drop_in: str) -> None:
+    """
+    systemd-analyze security, of the unit as installed and with each of the drop-ins that come with it.
+    """
+    if drop_in:
+        agent.run("mkdir -p /etc/systemd/system/agent.service.d")
+        agent.run(f"ln -s /usr/local/lib/agent/drop-ins/{drop_in}.conf /etc/systemd/system/agent.service.d")
+        agent.run("systemctl daemon-reload")
+    table = agent.run("systemd-analyze security --no-pager agent.service").out.splitlines()
+    assert float(table[-1].split(":")[1].split()[0]) <= EXPOSURE[drop_in]
