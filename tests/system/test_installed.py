@@ -111,8 +111,6 @@ def test_the_start_limit_triggers_and_status_says_what_brings_it_back(agent: Mac
     assert "systemctl reset-failed agent && systemctl start agent" in shown
 
 
-
-
 def test_whoever_may_not_look_into_the_state_folder_is_told_to_use_sudo(agent: Machine) -> None:
     """
     Not with a traceback, and not with the advice to remove a file that is not there.

@@ -103,7 +103,8 @@ def test_s7_no_process_of_the_same_user_is_a_way_out_of_the_sandbox(agent: Machi
     door = f"/proc/{login}/root/home/ann"
     step = (
         f"cat {door}/.ssh/id 2>&1; echo x >{door}/.bashrc; cat /proc/{login}/environ | wc -c; trace {login}; "
-        f"id -un; git config user.email a@b; git config user.name a; echo 1 >f; git add f; git commit -qm one; echo $?; "
+        f"id -un; git config user.email a@b; git config user.name a; "
+        f"echo 1 >f; git add f; git commit -qm one; echo $?; "
         f"stat -c '%U %G' f . /etc/passwd"
     )
     done(agent, f"run: r\ntasks:\n  - id: a\n    cwd: {CHECKOUT}\n    run: |\n      ({step})\n")
