@@ -130,9 +130,9 @@ def _way_in(words: str, place: str) -> str:
         return "start the agent once as the owner of the schema 'agent', which brings its tables up to date"
     if "for database" in words:
         return f"let an administrator run, in this database: CREATE SCHEMA agent AUTHORIZATION {role}"
-    kinds = "TABLES", "SEQUENCES"
-    all_of_it = "; ".join(f"GRANT ALL ON ALL {kind} IN SCHEMA agent TO {role}" for kind in kinds)
-    return f"let its owner run, in this database: GRANT ALL ON SCHEMA agent TO {role}; {all_of_it}"
+    rights = "SELECT, INSERT, UPDATE, DELETE ON ALL TABLES", "USAGE, SELECT ON ALL SEQUENCES"
+    all_of_it = "; ".join(f"GRANT {right} IN SCHEMA agent TO {role}" for right in rights)
+    return f"let its owner run, in this database: GRANT USAGE ON SCHEMA agent TO {role}; {all_of_it}"
 
 
 def _words(line: str) -> str:

@@ -233,6 +233,7 @@ class Link:
             raise
         connection.add_notify_handler(lambda notice: self._hear(notice.pid))
         try:
+            connection.execute(_OURS_ALONE)
             self._set_patience(connection, _PATIENCE)
             connection.execute(_READ_ONLY if self._read_only else _DURABLE)
             connection.execute(_ISOLATION)
@@ -300,7 +301,7 @@ class Link:
 
 def _backend(connection: Connection) -> int:
     """Return the number of the server's process that we talk to at this moment."""
-    found = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    found = connection.execute("SELECT pg_catalog.pg_backend_pid()", prepare=False).fetchone()
     return 0 if found is None else int(found[0])
 
 
@@ -313,6 +314,9 @@ def _listen(connection: Connection, channel: str) -> bool:
     return True
 
 
+# What other roles put into a database is not found in place of PostgreSQL's own functions and operators, and a row
+# that a policy hides from us is an error.  Not among the startup options, which some pools refuse.
+_OURS_ALONE = "SET search_path = pg_catalog, pg_temp; SET row_security = off"
 # "Done" must mean on the disk, also where somebody has set the database to be quick instead.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 # Stricter ones than we need make our calls fail where they could wait.

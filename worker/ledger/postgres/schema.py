@@ -10,6 +10,7 @@ import psycopg
 
 from worker.errors import StateError
 from worker.ledger import LedgerAway
+from worker.ledger.postgres import owners
 from worker.ledger.postgres.link import Connection
 
 VERSION = 3
@@ -201,7 +202,11 @@ def are_ready(connection: Connection, place: str) -> bool:
 
 
 def _find(connection: Connection, place: str) -> int | None:
-    """Return the format of the tables, or None if there are none; raises StateError if it is a newer one."""
+    """Return the format of the tables, or None if there are none.
+
+    Raises StateError if it is a newer one, or if other roles decide what the tables do.
+    """
+    owners.check(connection, place)
     try:
         found = connection.execute("SELECT version FROM agent.format WHERE one = 1").fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
