@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests import postgres
 from tests.campaign import work
-from tests.campaign.case import ERRORS, KILL, POSTGRES, SQLITE, Case, Outcome, Place
+from tests.campaign.case import ERRORS, KILL, POSTGRES, SQLITE, TWICE, Case, Outcome, Place
 
 _SAMPLE = 60
 _SEED = 20
@@ -54,7 +54,7 @@ def _cases(place: Place, ledgers: list[str]) -> list[Case]:
     kinds: list[list[Case]] = []
     for ledger in ledgers:
         for (call, may_fail), numbers in place.calls(ledger).items():
-            faults = (KILL, *ERRORS) if may_fail else (KILL,)
+            faults = (KILL, TWICE, *ERRORS) if may_fail else (KILL, TWICE)
             kinds += [[Case(ledger, call, nth, fault) for nth in numbers] for fault in faults]
     for kind in kinds:
         random.Random(_SEED).shuffle(kind)

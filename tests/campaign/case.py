@@ -17,7 +17,9 @@ from typing import NamedTuple
 from tests.campaign import work
 from tests.support import PATIENCE, ROOT, Worker
 
-KILL = "KILL"
+KILL, TWICE = "KILL", "TWICE"
+# Of the calls of a worker that goes on after a death, the second one comes at one of the first so many.
+_SECOND = 60
 SQLITE, POSTGRES = "sqlite", "postgres"
 # What a worker writes with.  A ledger on a server has a thread of its own, so there children are followed as well, and
 # a step's own process may be the one that is hit.
@@ -37,7 +39,7 @@ _CALL = re.compile(r"^(?P<who>\d* *)(?P<name>\w+)\((?P<rest>.*)")
 
 
 class Case(NamedTuple):
-    """`fault` is KILL or an errno's name; `nth`: at which call of that name, counted from 1."""
+    """`fault` is KILL, TWICE (the next worker is killed, too) or an errno's name; `nth`: at which call, from 1."""
 
     ledger: str
     call: str
@@ -79,7 +81,7 @@ class Place:
         What a process writes to itself, through a pipe or an eventfd, does not.
         """
         worker, trace, _effects = self._begin(ledger)
-        status = _start(worker, ledger, trace, f"trace=execve,{CALLS[ledger]}", "-y")
+        status = _start(worker, ledger, trace, f"trace=execve,{CALLS[ledger]}")
         if status != 0:
             raise AssertionError(f"exit status {status} without any fault:\n" + "\n".join(worker.lines))
         gives_up = time.monotonic() + PATIENCE
@@ -107,15 +109,26 @@ class Place:
     def run(self, case: Case) -> Outcome:
         """Work through one case."""
         worker, trace, effects = self._begin(case.ledger)
-        how = f"signal={case.fault}" if case.fault == KILL else f"error={case.fault}"
+        how = f"signal={KILL}" if case.fault in (KILL, TWICE) else f"error={case.fault}"
         status = _start(worker, case.ledger, trace, f"inject={case.call}:{how}:when={case.nth}")
-        hit = status == -signal.SIGKILL or "(INJECTED)" in trace.read_text(errors="replace")
-        committed, begun = _done(worker), work.lines(effects / "begun")
+        injected = [line for line in trace.read_text(errors="replace").splitlines() if "(INJECTED)" in line]
+        calls = [call for line in injected if (call := _CALL.match(line))]
+        if any(_TO_ITSELF.match(call["rest"]) for call in calls):  # runs differ; this call never fails
+            worker.close()
+            return Outcome(False, 1, [], worker.lines)
+        hit = status == -signal.SIGKILL or bool(injected)
+        seen = [(_done(worker), len(work.lines(effects / "begun")))]
         starts = 1
+        if case.fault == TWICE and status == -signal.SIGKILL:
+            second = 1 + case.nth * 7 % _SECOND
+            status = _start(worker, case.ledger, trace, f"inject={case.call}:signal={KILL}:when={second}")
+            seen.append((_done(worker), len(work.lines(effects / "begun"))))
+            starts += 1
         while status not in (0, None) and starts < _STARTS:
             status = _ended(worker.start(start_new_session=True))
             starts += 1
-        again = [name for name in work.lines(effects / "begun")[len(begun) :] if name in committed]
+        begun = work.lines(effects / "begun")
+        again = [name for committed, before in seen for name in begun[before:] if name in committed]
         faults = [] if status == 0 else [f"exit status {status} at the last of {starts} starts"]
         if status is None:
             faults = ["it hangs"]
@@ -139,10 +152,10 @@ class Place:
         return Worker(folder, text), folder / "trace", effects
 
 
-def _start(worker: Worker, ledger: str, trace: Path, what: str, *more: str) -> int | None:
+def _start(worker: Worker, ledger: str, trace: Path, what: str) -> int | None:
     """Run a worker to its end.  With -D strace is not its parent: it lives as long as the steps of a killed worker."""
     follow = ["-f"] if ledger == POSTGRES else []
-    prefix = ["strace", "-D", "-q", *more, *follow, "-o", str(trace), "-e", what]
+    prefix = ["strace", "-D", "-q", "-y", *follow, "-o", str(trace), "-e", what]
     return _ended(worker.start(*prefix, start_new_session=True))
 
 
