@@ -443,7 +443,7 @@ def test_redirects_are_followed_where_nothing_is_sent(around: Surroundings, serv
         done = fetch(around, url, headers={"X-Api-Key": "{secret:token}", "X-Plain": "yes"})
         assert (done.returncode, done.stdout) == (0, b"moved here"), done.stderr
         there = {name.lower(): value for name, value in other.requests[0][2].items()}
-        assert "x-api-key" not in there and there["x-plain"] == "yes"
+        assert not {"x-api-key", "x-plain"} & set(there)
         assert "x-api-key" in {name.lower() for name in server.requests[0][2]}
         assert fetch(around, url, method="POST", body="x").returncode == 1
         assert len(other.requests) == 1

@@ -7,8 +7,8 @@ the URL.  The request bears $AGENT_KEY as its Idempotency-Key.
 
 The step is done on 2xx, or on a status that `expect` names; it is tried again later when the server or the
 network cannot now, and failed on anything else, with the server's words about it in the log.  Once the request has
-been sent, any end but an answer that says no leaves a doubt: see _send, _judge and worker/doubt.py.  Proxies come from
-the environment (HTTPS_PROXY and its like), trusted certificates from the system.
+been sent, any end but an answer that says no leaves a doubt: see _judge, redirects.py and worker/doubt.py.  Proxies
+come from the environment (HTTPS_PROXY and its like), trusted certificates from the system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import time
 
 from worker import __version__, doubt, files, step
-from worker.steps import NoSuchHost, NotNow, StepError, fill, fill_url, lookup, run
+from worker.steps import NoSuchHost, NotNow, StepError, fill, fill_url, lookup, redirects, run
 
 TYPE_CHECKING = False  # see worker/step.py
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ _CONTENT = ("json", "body", "file")
 _TOKEN = "!#$%&'*+-.^_`|~"  # and letters and digits (RFC 9110, 5.6.2)
 _OWN_HEADERS = {"User-Agent": f"agent/{__version__}"}
 _NOT_NOW = (408, 425, 429)
-_REDIRECTED = ("GET", "HEAD")
-_REDIRECTS_MAX = 20
 _NOT_YET_VALID = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
 _NO_NAME = (-2, -5)  # EAI_NONAME, EAI_NODATA: a name server has said no
 _CONNECT = 30.0  # seconds
@@ -80,8 +78,9 @@ def fetch(spec: dict[str, Any]) -> None:
         try:
             client = closed.enter_context(httpx.Client(timeout=limits, headers=_OWN_HEADERS))
             asked = client.build_request(**request, extensions={"trace": sent.note})
-            answer = _send(client, asked, _secret_headers(spec))
+            answer, way = redirects.send(client, asked, _secret_headers(spec))
             closed.callback(answer.close)
+            said += way
             _judge(answer, spec.get("expect", {}), said, spec.get("unsure", ()))
         except (
             httpx.TimeoutException,
@@ -161,26 +160,6 @@ class _Sent:
             self.begun = True
 
 
-def _send(client: Any, request: Any, secret_headers: list[str]) -> Any:
-    """Send the request and follow redirects as far as it is safe; another host is told no secret."""
-    for _ in range(_REDIRECTS_MAX):
-        answer = client.send(request, stream=True)
-        if answer.next_request is None or request.method not in _REDIRECTED:
-            return answer
-        answer.close()
-        following = answer.next_request
-        if _origin(following.url) != _origin(request.url):
-            for name in secret_headers:
-                following.headers.pop(name, None)
-        request = following
-    said = f"{request.method} {_host(str(request.url))}: more than {_REDIRECTS_MAX} redirects"
-    raise StepError(said, unsure=True)
-
-
-def _origin(url: Any) -> tuple[str, str, int | None]:
-    return url.scheme, url.host, url.port
-
-
 # -- what comes back
 
 
@@ -199,7 +178,7 @@ def _judge(answer: Any, expect: dict[str, Any], said: str, listed: Collection[in
         return
     said = f"{said}: {code} {_printable(answer.reason_phrase)}".rstrip()
     unsure = code < 300 or code in doubt.GATEWAY or code in listed
-    unsure = unsure or (code in doubt.DONE_ELSEWHERE and answer.request.method not in _REDIRECTED)
+    unsure = unsure or (code in doubt.DONE_ELSEWHERE and answer.request.method not in redirects.FOLLOWED)
     if code in _NOT_NOW or 500 <= code < 600:
         from datetime import UTC, datetime
 
