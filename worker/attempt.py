@@ -11,7 +11,19 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from worker import argspace, distant, environment, expectation, family, points, process, reasons, savedfiles, scarcity
+from worker import (
+    argspace,
+    distant,
+    environment,
+    expectation,
+    family,
+    points,
+    process,
+    reasons,
+    savedfiles,
+    scarcity,
+    signs,
+)
 from worker.clock import Now
 from worker.decide import End, Reason
 from worker.disk import PATIENCE
@@ -190,8 +202,11 @@ class Attempt:
     # -- signs of life
 
     def _on_messages(self, to_the_end: bool = False) -> None:
-        for sign, pid in self.slot.socket.receive(to_the_end):
-            if self._family.holds(pid):
+        for sign, sender in self.slot.socket.receive(to_the_end):
+            mine = self._family.holds(sender)
+            if mine is None:  # whoever it was, that much is spent
+                sign = signs.Sign(spend=sign.spend, id=sign.id)
+            if mine is not False and sign != signs.NOTHING:
                 self.said.take(sign, self.limits, self._best, self._events.now)
                 self.save()  # it says it but once
                 self._owes = self._owes or sign.spend is not None

@@ -5,12 +5,16 @@ step, how much CPU time all of them have used, and ends them in one write.  It o
 """
 
 import contextlib
+import itertools
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 ROOT = "/sys/fs/cgroup"
 _PREFIX = "slot-"
+# A look at what is below a cgroup ends after so many folders, each with so many in it: some ten milliseconds.
+_LOOK_AT_MOST, _ENTRIES_MAX = 512, 1024
 
 
 class Memory(NamedTuple):
@@ -31,9 +35,9 @@ class Group(NamedTuple):
         return f"{self.path}/cgroup.procs"
 
     def pids(self) -> list[int]:
-        """Return its living processes, those of cgroups that they have made below it too."""
+        """Return its living processes, those of cgroups that they have made below it too, as far as one looks."""
         found: list[int] = []
-        for folder, _folders, _files in os.walk(self.path):
+        for folder in _walk(self.path):
             with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs", encoding="ascii") as file:
                 found += map(int, file.read().split())
         return found
@@ -51,6 +55,14 @@ class Group(NamedTuple):
         found = _of(pid)
         # /proc hides it (ProtectProc=) where it keeps secrets, or was started by an earlier worker (PrivateUsers=).
         return f"{found}/".startswith(f"{self.path}/") if found else pid in self.pids()
+
+    def ids(self) -> list[int]:
+        """Return what the kernel calls it, and those below it that were found."""
+        found = []
+        for folder in _walk(self.path):
+            with contextlib.suppress(OSError):
+                found.append(os.stat(folder).st_ino)
+        return found
 
     def kill(self) -> None:
         """Kill every process in it at once, those that are being forked too (cgroup.kill, Linux 5.14)."""
@@ -111,6 +123,21 @@ class Tree(NamedTuple):
         with open(f"{self.path}/cgroup.procs", encoding="ascii") as file:
             return list(map(int, file.read().split()))
 
+    def holds(self, pid: int) -> bool:
+        """Return whether process `pid` is in it or below; also if that would take too long to find out.
+
+        Not by /proc/PID/cgroup alone, which ProtectProc= hides where the process is another user's.
+        """
+        if found := _of(pid):
+            return f"{found}/".startswith(f"{self.path}/")
+        seen = 0
+        for folder in _walk(self.path):
+            seen += 1
+            with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs", encoding="ascii") as file:
+                if pid in map(int, file.read().split()):
+                    return True
+        return seen >= _LOOK_AT_MOST
+
     def make(self, slot: int) -> Group:
         """Return the cgroup of a slot, which is there then.  Raises OSError."""
         group = Group(f"{self.path}/{_PREFIX}{slot}")
@@ -123,6 +150,26 @@ class Tree(NamedTuple):
             number = name.removeprefix(_PREFIX)
             if number != name and number.isdecimal():
                 yield int(number), Group(f"{self.path}/{name}")
+
+
+def _walk(path: str) -> Iterator[str]:
+    """Yield a cgroup's folder and those below it, the nearest first; of very many only the first.
+
+    A step may make as many as it likes: the worker looks at some, and what is in the others is killed with them.
+    """
+    folders = deque([path])
+    for _ in range(_LOOK_AT_MOST):
+        if not folders:
+            return
+        folder = folders.popleft()
+        yield folder
+        try:
+            if os.stat(folder).st_nlink == 2:  # it has none below it
+                continue
+            with os.scandir(folder) as entries:
+                folders += [entry.path for entry in itertools.islice(entries, _ENTRIES_MAX) if entry.is_dir()]
+        except OSError:
+            continue  # it has just been removed
 
 
 def _of(pid: int) -> str:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from worker import files, wire
+from worker import closing, files, wire
 from worker.events import Events
 from worker.ledger.effects import RESULT_MAX
 
@@ -34,7 +34,7 @@ _NO_ORDERS = (
 )
 _ONLY_ASKS = "this user may ask how the run stands, and no more; use sudo"
 _READ = 65536
-_ROOM = socket.CMSG_SPACE(4 * array.array("i").itemsize)  # for a few descriptors; the kernel closes any others
+_ROOM = socket.CMSG_SPACE(closing.RECEIVED_MAX * array.array("i").itemsize)
 
 
 class Connection:
@@ -279,8 +279,7 @@ def _take_results(rights: bytes) -> list[bytes]:
     try:
         return [_read_memfd(fd) for fd in numbers]
     finally:
-        for fd in numbers:
-            os.close(fd)
+        closing.close(numbers)
 
 
 def _read_memfd(fd: int) -> bytes:

@@ -12,9 +12,11 @@ from typing import Protocol
 from worker import process
 from worker.cgroup import Group
 from worker.process import Found, Inherited
+from worker.sender import Sender, lineage
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _BUSY_SHARE = 0.005
+_ACQUAINTED_MAX = 256
 
 
 class Family(Protocol):
@@ -28,11 +30,10 @@ class Family(Protocol):
     def left(self) -> list[Found]:
         """Return those that live now that the leader has ended."""
 
-    def holds(self, pid: int) -> bool:
-        """Return whether the sender of a message is one of them.
+    def holds(self, sender: Sender) -> bool | None:
+        """Return whether the sender of a message is one of them; None if nobody can tell any more.
 
-        One that has ended already cannot be asked; it knew the path of the step's socket, which is closed
-        to other users, and is believed.
+        One that has ended is one of them if no other step runs, or if it was seen to be while it lived.
         """
 
     def kill(self) -> None:
@@ -66,6 +67,7 @@ class Descent:
         self._marker = marker
         self._others = others
         self._before = before
+        self._acquainted = _Acquainted()
 
     def members(self) -> list[Found]:
         return process.family(self.leader, self._marker, self._others(self.leader), self._before)
@@ -77,8 +79,13 @@ class Descent:
             return []
         return process.family(self.leader, self._marker, others, self._before)
 
-    def holds(self, pid: int) -> bool:
-        return process.belongs(pid, self.leader, self._marker, self._others(self.leader), self._before)
+    def holds(self, sender: Sender) -> bool | None:
+        others = self._others(self.leader)
+        if sender.lives():
+            mine = process.belongs(sender.pid, self.leader, self._marker, others, self._before)
+            if sender.lives():  # or its pid may have been another's by now
+                return self._acquainted.with_one(sender, mine)
+        return True if not others or sender.pid == self.leader or sender in self._acquainted else None
 
     def kill(self) -> None:
         process.send(self.members(), signal.SIGKILL)
@@ -105,11 +112,15 @@ class Descent:
 
 
 class Cohort:
-    """A family known by its cgroup."""
+    """A family known by its cgroup; a process that has put itself there is none of it."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, marker: bytes, others: Callable[[int], Collection[int]]) -> None:
+        """As for Descent."""
         self.leader = 0
         self._group = group
+        self._marker = marker
+        self._others = others
+        self._acquainted = _Acquainted()
 
     def members(self) -> list[Found]:
         return process.look_at(self._group.pids())
@@ -117,8 +128,29 @@ class Cohort:
     def left(self) -> list[Found]:
         return self.members() if self._group.populated() else []
 
-    def holds(self, pid: int) -> bool:
-        return self._group.holds(pid) or not process.lives(pid)
+    def holds(self, sender: Sender) -> bool | None:
+        others = self._others(self.leader)
+        if sender.lives():
+            where = sender.group()
+            inside = self._group.holds(sender.pid) if where is None else where in self._group.ids()
+            mine = inside and (not others or sender in self._acquainted or self._has_begun(sender.pid, others))
+            if sender.lives():
+                return self._acquainted.with_one(sender, mine)
+        if not others or sender in self._acquainted:
+            return True
+        where = sender.group()
+        return None if where is None or where in self._group.ids() else False
+
+    def _has_begun(self, pid: int, others: Collection[int]) -> bool:
+        """Return whether a process that is in the cgroup comes from there, by its parents or its environment."""
+        for at in lineage(pid):
+            if at == self.leader:
+                return True
+            if at in others:
+                return False
+        entries = process.environment_of(pid)  # it is an orphan
+        # What an earlier worker has started may be hidden from us (PrivateUsers=), all of it.
+        return self._marker in entries if entries else not process.is_seen(self.leader)
 
     def kill(self) -> None:
         self._group.kill()
@@ -148,7 +180,27 @@ class Cohort:
 
 def of(group: Group | None, marker: bytes, others: Callable[[int], Collection[int]], before: Inherited) -> Family:
     """Return the family of a slot that has this cgroup, or none; otherwise as for Descent."""
-    return Descent(marker, others, before) if group is None else Cohort(group)
+    return Descent(marker, others, before) if group is None else Cohort(group, marker, others)
+
+
+class _Acquainted:
+    """The processes of a family that have spoken while they lived; what they said last may be heard after their end."""
+
+    def __init__(self) -> None:
+        self._pids: dict[int, None] = {}
+
+    def __contains__(self, sender: Sender) -> bool:
+        return sender.pid in self._pids
+
+    def with_one(self, sender: Sender, mine: bool) -> bool:
+        """Remember a living sender if it is one of them; return whether it is."""
+        if mine:
+            self._pids[sender.pid] = None
+            if len(self._pids) > _ACQUAINTED_MAX:
+                del self._pids[next(iter(self._pids))]
+        else:
+            self._pids.pop(sender.pid, None)  # the pid is another's by now
+        return mine
 
 
 class Effort:

@@ -11,6 +11,7 @@ from worker import process, scarcity
 from worker.events import Events
 from worker.family import Family
 from worker.process import Pipes
+from worker.sender import Sender
 from worker.shelter import Shelter
 
 
@@ -55,7 +56,7 @@ class Leader:
 
     def watch(self) -> None:
         """Hear of the end of one that was found; one that has ended is so at once."""
-        if self._family.holds(self.pid):
+        if self._family.holds(Sender(self.pid)):
             try:
                 self._pidfd = os.pidfd_open(self.pid)
             except OSError:

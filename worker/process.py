@@ -279,13 +279,9 @@ def family(
 def belongs(
     pid: int, leader: int, marker: bytes, others: Collection[int], before: Inherited = NOTHING_INHERITED
 ) -> bool:
-    """Return whether the sender of a message is one of the step's processes, as in `family`.
-
-    One that has ended already cannot be asked; it knew the path of the step's socket, which is closed
-    to other users, and is believed.
-    """
+    """Return whether a process, which has not ended, is one of the step's, as in `family`."""
     found = _look(pid) if pid > 0 else None
-    return found is None or _is_of(found, _look, leader, marker, others, before)
+    return found is not None and _is_of(found, _look, leader, marker, others, before)
 
 
 def _is_of(
@@ -390,6 +386,11 @@ def lives(pid: int) -> bool:
         return not has_ended(watched)
     finally:
         os.close(watched)
+
+
+def is_seen(pid: int) -> bool:
+    """Return whether /proc shows us a process."""
+    return _stat(pid) is not None
 
 
 def has_ended(watched: int) -> bool:

@@ -23,25 +23,10 @@ def is_ours(pid: int, tree: Tree | None) -> bool:
     except OSError:
         return True  # it has ended: whose it was cannot be found out
     try:
-        below = _descends(pid) if tree is None else _is_below(pid, tree)
+        below = _descends(pid) if tree is None else tree.holds(pid)
         return below or process.has_ended(watched)
     finally:
         os.close(watched)
-
-
-def _is_below(pid: int, tree: Tree) -> bool:
-    """Return whether the process is in the unit's cgroup or one below it.
-
-    Not by /proc/PID/cgroup, which ProtectProc= hides where the process is another user's.
-    """
-    for folder, _folders, _files in os.walk(tree.path):
-        try:
-            with open(f"{folder}/cgroup.procs", encoding="ascii") as file:
-                if pid in map(int, file.read().split()):
-                    return True
-        except OSError:
-            continue  # it has just been removed
-    return False
 
 
 def _descends(pid: int) -> bool:

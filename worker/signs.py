@@ -19,8 +19,9 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from worker import points
+from worker import closing, points, sender
 from worker.limits import Limits
+from worker.sender import Sender
 
 # Longer than any message a sane step sends; the rest of a longer datagram is dropped by the kernel.
 _MESSAGE_MAX = 64 * 1024
@@ -28,8 +29,8 @@ _STATUS_MAX = 256
 _INT = array.array("i").itemsize
 # So many may wait for us at a time; a step that sends more of them need not be obliged.
 _BARRIERS_MAX = 64
-_FDS_MAX = 253  # SCM_MAX_FD of the kernel
-_CONTROL_MAX = socket.CMSG_SPACE(_FDS_MAX * _INT) + socket.CMSG_SPACE(3 * _INT)
+# Descriptors, who sent them, and a descriptor of that one.
+_CONTROL_MAX = sum(socket.CMSG_SPACE(count * _INT) for count in (closing.RECEIVED_MAX, 3, 1))
 _FLAGS = socket.MSG_CMSG_CLOEXEC
 # Bounded, as is every sum of them: infinity less infinity would be no number, which no limit holds.
 _AMOUNT = r"[0-9]{1,18}(?:\.[0-9]{1,18})?"
@@ -79,6 +80,7 @@ class NotifySocket:
         self._inode = -1
         if fd is not None:
             self._socket = socket.socket(fileno=fd)
+            sender.ask_for(self._socket)
             with contextlib.suppress(OSError):  # the step may have removed it
                 self._inode = os.stat(path).st_ino
             return
@@ -86,7 +88,7 @@ class NotifySocket:
             os.unlink(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            sender.ask_for(self._socket)
             self._socket.bind(path)
             self._inode = os.stat(path).st_ino
         except OSError:
@@ -103,12 +105,12 @@ class NotifySocket:
         except OSError:
             return False
 
-    def receive(self, to_the_end: bool = False) -> Iterator[tuple[Sign, int]]:
-        """Yield the messages that have come, oldest first, each with its sender's pid; never blocks.
+    def receive(self, to_the_end: bool = False) -> Iterator[tuple[Sign, Sender]]:
+        """Yield the messages that have come, oldest first, each with its sender; never blocks.
 
         It is some of them if there are many, unless nobody is left who could send more (`to_the_end`).
 
-        The pid is the kernel's word (SCM_CREDENTIALS, unix(7)); 0 if it could not tell.  File descriptors
+        The sender is the kernel's word (unix(7)), and can be asked until the next message is taken.  File descriptors
         that came with them are kept until `release`: whoever sent them waits for that (`BARRIER=1`,
         sd_notify_barrier(3)).  A message to be acknowledged for which there is no room is not yielded.
         """
@@ -118,22 +120,26 @@ class NotifySocket:
             except (BlockingIOError, InterruptedError):
                 return
             points.at("message-received")
-            pid, descriptors = _take_control(control)
-            sign = parse(data)
-            if sign.id and descriptors:
-                answer_on = descriptors.pop()
-                _close(descriptors)
-                if len(self._asking) == _BARRIERS_MAX:
-                    os.close(answer_on)
-                    continue
-                self._asking.append(answer_on)
-            elif descriptors:
-                self._barriers += descriptors
-                if len(self._barriers) > _BARRIERS_MAX:
-                    _close(self._barriers)
-            if sign != NOTHING:
-                # Before the next message is taken: a sender that waits for its barrier is still alive.
-                yield sign, pid
+            who, descriptors = _take_control(control)
+            try:
+                sign = parse(data)
+                if sign.id and descriptors:
+                    answer_on = descriptors.pop()
+                    _close(descriptors)
+                    if len(self._asking) == _BARRIERS_MAX:
+                        _close([answer_on])
+                        continue
+                    self._asking.append(answer_on)
+                elif descriptors:
+                    self._barriers += descriptors
+                    if len(self._barriers) > _BARRIERS_MAX:
+                        _close(self._barriers)
+                if sign != NOTHING:
+                    # Before the next message is taken: a sender that waits for its barrier is still alive.
+                    yield sign, who
+            finally:
+                if who.pidfd >= 0:
+                    os.close(who.pidfd)
 
     def refuse(self) -> None:
         """Tell the sender of the message with an id that was yielded last that it is not believed."""
@@ -201,21 +207,23 @@ def _answer(fd: int, word: bytes) -> None:
     try:
         asking = socket.socket(fileno=fd)
     except OSError:
-        os.close(fd)
-        return
-    with asking, contextlib.suppress(OSError):
-        asking.send(word, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        pass
+    else:
+        with contextlib.suppress(OSError):
+            asking.send(word, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        asking.detach()
+    _close([fd])
 
 
 def _close(descriptors: list[int]) -> None:
-    for fd in descriptors:
-        os.close(fd)
-    descriptors.clear()
+    if descriptors:
+        closing.close(descriptors)
+        descriptors.clear()
 
 
-def _take_control(control: list[tuple[int, int, bytes]]) -> tuple[int, list[int]]:
-    """Return the sender's pid, or 0, and the descriptors that came along."""
-    pid = 0
+def _take_control(control: list[tuple[int, int, bytes]]) -> tuple[Sender, list[int]]:
+    """Return the sender, and the descriptors that came along."""
+    pid, pidfd = 0, -1
     descriptors: list[int] = []
     for level, kind, data in control:
         if level != socket.SOL_SOCKET:
@@ -226,7 +234,9 @@ def _take_control(control: list[tuple[int, int, bytes]]) -> tuple[int, list[int]
             descriptors += numbers
         elif kind == socket.SCM_CREDENTIALS:
             pid = numbers[0]
-    return pid, descriptors
+        elif kind == sender.SCM_PIDFD:
+            pidfd = numbers[0]  # an error's number for one that has gone, before Linux 6.16
+    return Sender(pid, pidfd), descriptors
 
 
 class Said:

@@ -200,7 +200,7 @@ def test_memory_is_told_of_the_step_or_else_of_the_unit(tmp_path: Path) -> None:
     (tmp_path / "slot-0/memory.events").write_text("low 0\noom_kill 1\noom_group_kill 0\n")
     (tmp_path / "slot-0/memory.peak").write_text("536870912\n")
     assert group.memory() == Memory(1, 536870912)
-    family = Cohort(group)
+    family = Cohort(group, b"", lambda _pid: ())
     assert family.memory_fault(0, -signal.SIGKILL) == "killed for memory; at most 512 MiB were in use"
     assert family.memory_fault(0, 137).startswith("exited with status 137, and a process was killed for memory")
     assert family.memory_fault(0, 9) == ""

@@ -4,11 +4,15 @@ import array
 import math
 import os
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.gifts import LINGERS, enclosed, lingering
 from tests.plans import task
 from worker.limits import Limits
 from worker.signs import NotifySocket, Said, Sign, parse
@@ -214,8 +218,52 @@ def test_the_sender_is_named_by_the_kernel(tmp_path: Path) -> None:
     listening = NotifySocket(path)
     sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     sender.sendto(b"WATCHDOG=1", path)
-    assert list(listening.receive()) == [(Sign(beat=True), os.getpid())]
+    ((sign, who),) = listening.receive()
+    assert (sign, who.pid) == (Sign(beat=True), os.getpid())
     sender.close()
+    listening.close()
+
+
+@pytest.mark.parametrize("kind", ["lingering", "enclosed"])
+def test_s24_a_descriptor_whose_close_waits_is_closed_aside(tmp_path: Path, kind: str) -> None:
+    """
+    S24: as on the control socket; the loop is not held up by what comes with a message.
+    """
+    path, kept = str(tmp_path / "notify"), list[socket.socket]()
+    listening = NotifySocket(path)
+    slow = lingering(kept)
+    fd = enclosed([slow]) if kind == "enclosed" else slow
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+        sender.sendmsg([b"BARRIER=1"], rights, 0, path)
+    os.close(fd)
+    began = time.monotonic()
+    assert list(listening.receive()) == []
+    listening.release()
+    assert time.monotonic() - began < LINGERS / 2
+    for one in kept:
+        one.close()
+    listening.close()
+
+
+def test_s13_the_kernels_word_for_a_sender_cannot_come_to_mean_another(tmp_path: Path) -> None:
+    """
+    S13: of one that has gone nothing is asked by its number, which another process may have by now.
+    """
+    path = str(tmp_path / "notify")
+    listening = NotifySocket(path)
+    said = f"import socket; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'STATUS=x', {path!r})"
+    gone = subprocess.Popen([sys.executable, "-c", said])
+    assert gone.wait() == 0
+    for sign, who in listening.receive():
+        assert (sign.status, who.pid) == ("x", gone.pid)
+        assert not who.lives()
+    before = len(os.listdir("/proc/self/fd"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for _ in range(3):
+            sender.sendto(b"STATUS=y", path)
+            assert [who.lives() for _sign, who in listening.receive()] == [True]
+    assert len(os.listdir("/proc/self/fd")) == before, "the descriptor of a sender is still open"
     listening.close()
 
 

@@ -1,0 +1,174 @@
+"""Steps of one unit against one another, and against the worker: what one of them tries, as it was seen to succeed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.conftest import install
+from tests.system.machine import Machine
+from tests.system.service import QUICK, Service
+from tests.system.supervisor import HOST
+from tests.system.tree import base_tree, why_not_build
+
+pytestmark = pytest.mark.system
+
+# A victim that is at work until it is let go; `evil` is a program of Python.
+TASKS = """
+run: r
+concurrency: 3
+tasks:
+  - {id: victim, run: 'mkfifo gate; read _ <gate; echo done'}
+  - {id: evil, run: 'exec python3 /usr/local/share/evil.py'}
+"""
+# What each of them begins with: the environment of another step, as /proc shows it to the same user.
+COMMON = r"""
+import array, ctypes, glob, os, signal, socket, struct, sys, time
+
+def environ(name):
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        try:
+            found = dict(e.split(b"=", 1) for e in open(path, "rb").read().split(b"\0") if b"=" in e)
+        except OSError:
+            continue
+        if found.get(b"AGENT_STEP") == name.encode():
+            return {k.decode(): v.decode() for k, v in found.items()}, int(path.split("/")[2])
+    return None
+
+while (seen := environ("victim")) is None:
+    time.sleep(0.02)
+victim, victims_pid = seen
+unit = "/sys/fs/cgroup" + open("/proc/self/cgroup").read().split("::")[1].rstrip().rpartition("/")[0]
+control = os.path.join(os.path.dirname(victim["NOTIFY_SOCKET"]), "control")
+
+def say(text):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.sendto(text.encode(), victim["NOTIFY_SOCKET"])
+
+def child(do):
+    pid = os.fork()
+    if not pid:
+        try:
+            do()
+        finally:
+            os._exit(0)
+    return pid
+
+def ask(**fields):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(control)
+        s.sendall("\t".join(f"{k}={v}" for k, v in fields.items()).encode() + b"\n")
+        s.settimeout(5)
+        try:
+            return s.recv(65536).decode()
+        except TimeoutError:
+            return "nothing"
+"""
+
+FORGED = "STATUS=forged\\nX_AGENT_PROGRESS=9/9\\nX_AGENT_SPEND=7"
+FORGERIES = {
+    "a sender that has gone": f"os.waitpid(child(lambda: say('{FORGED}')), 0)",
+    "a sender that nobody waits for": f"child(lambda: say('{FORGED}')); time.sleep(1)",
+    "from the victim's own cgroup": f"""
+def enter():
+    group = "/sys/fs/cgroup" + open(f"/proc/{{victims_pid}}/cgroup").read().split("::")[1].rstrip()
+    open(group + "/cgroup.procs", "w").write("0")
+    say('{FORGED}')
+    time.sleep(1)
+os.waitpid(child(enter), 0)
+""",
+    "from the victim's own cgroup, and gone": f"""
+def enter():
+    group = "/sys/fs/cgroup" + open(f"/proc/{{victims_pid}}/cgroup").read().split("::")[1].rstrip()
+    open(group + "/cgroup.procs", "w").write("0")
+    say('{FORGED}')
+os.waitpid(child(enter), 0)
+""",
+    "an orphan in the victim's own cgroup": f"""
+def enter():
+    group = "/sys/fs/cgroup" + open(f"/proc/{{victims_pid}}/cgroup").read().split("::")[1].rstrip()
+    open(group + "/cgroup.procs", "w").write("0")
+    def orphan():
+        os.setsid()
+        while os.getppid() == parent: time.sleep(0.01)
+        say('{FORGED}')
+        time.sleep(1)
+    parent = os.getpid()
+    child(orphan)
+os.waitpid(child(enter), 0)
+time.sleep(1)
+""",
+}
+
+
+@pytest.fixture(scope="module", params=["host", "trixie"])
+def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A release with the agent installed: its tree, and the layer above it."""
+    if request.param == "host":
+        return Path(HOST), request.getfixturevalue("installed_image")
+    if reason := why_not_build():
+        pytest.skip(reason)
+    base = base_tree(request.param)
+    return base, install(base, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture
+def agent(needs_machine: None, image: tuple[Path, Path]) -> Iterator[Machine]:
+    base, layer = image
+    with Machine(base, layers=[layer]) as m:
+        yield m
+
+
+def begin(agent: Machine, evil: str, drop_in: str = QUICK) -> Service:
+    """Start a victim, and a step that is out to harm it."""
+    agent.write("/usr/local/share/evil.py", COMMON + evil)
+    service = Service(agent, TASKS, drop_in)
+    service.start()
+    return service
+
+
+def output(agent: Machine, step: str = "evil") -> str:
+    return agent.read(f"/var/lib/agent/out/{step}")
+
+
+def let_go(service: Service) -> None:
+    service.machine.run("echo >/var/lib/agent/work/gate")
+    service.wait("run-done")
+
+
+@pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES.keys())
+def test_s13_no_step_says_anything_in_anothers_name(agent: Machine, forgery: str) -> None:
+    """
+    S13: neither a child that sends and is gone, nor one that has put itself into the other's cgroup, is believed.
+    """
+    service = begin(agent, forgery)
+    service.wait("step-done", "evil")
+    shown = agent.run("agentctl status --json").out
+    assert "victim" in shown
+    assert "forged" not in shown, shown
+    let_go(service)
+    assert "9/9" not in agent.run("agentctl list").out
+
+
+def test_s13_steps_that_outlive_the_worker_are_heard_by_the_next_one(agent: Machine) -> None:
+    """
+    S13: /proc hides from a worker what the one before has started; what such steps say of themselves counts.
+    """
+    says = "mkfifo $AGENT_STEP; read _ <$AGENT_STEP; agentctl beat late-$AGENT_STEP; (agentctl spend 3); read _ <gate"
+    tasks = "".join(f"  - {{id: {name}, run: '{says}'}}\n" for name in "ab")
+    service = Service(agent, f"run: r\nconcurrency: 3\ntasks:\n  - {{id: gate, run: mkfifo gate}}\n{tasks}")
+    service.start()
+    for name in ("gate", "a", "b"):
+        service.wait("step-started", name)
+    agent.run("until test -p /var/lib/agent/work/b; do sleep 0.02; done")
+    service.kill("SIGKILL")
+    for _ in range(2):
+        service.wait("step-adopted")
+    for name in "ab":
+        agent.run(f"echo >/var/lib/agent/work/{name}")
+    agent.run("until agentctl status --json | grep -A6 spend | grep -q '\"used\": 6'; do sleep 0.1; done")
+    shown = agent.run("agentctl status --json").out
+    assert "late-a" in shown
+    assert "late-b" in shown
