@@ -37,9 +37,12 @@ stop() {
     [ "$(job)" != restart ] || kill -USR1 "${MAINPID:?it has just died}"
 }
 
-# ExecStopPost: the worker has gone, whichever way.
+# ExecStopPost: the worker has gone, whichever way.  That somebody asked for it, and need not be told, is written down
+# where no step could say so.
 ended() {
-    case "$(job)" in
+    job=$(job)
+    [ "$job" != stop ] || (umask 022; mkdir -p "$STOPPED" && echo "$INVOCATION_ID" >"$STOPPED/$NAME")
+    case "$job" in
         restart) # an admin may restart as often as he likes
             systemctl reset-failed "$UNIT"
             return 0 ;;
@@ -102,7 +105,7 @@ note() {
     state=${STATE_DIRECTORY%%:*}
     job=$(job)
     echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS${INVOCATION_ID:+ $INVOCATION_ID}" >>"$state/ended"
-    [ "$job" != stop ] || echo stop >>"$state/ended"   # whoever asked for it need not be told
+    [ "$job" != stop ] || echo stop >>"$state/ended"   # then it is no fault of the worker's
     [ -f "$state/keep-awake" ] || return 0
     case "$job/$EXIT_STATUS" in
         restart/* | */77) return 0 ;;   # 77: it is another worker's
@@ -114,6 +117,7 @@ note() {
 
 UNIT=$2
 CGROUPS=${CGROUPS-/sys/fs/cgroup}
+STOPPED=${STOPPED-/run/agent-stopped}
 NAME=${UNIT%.service}
 case "$NAME" in *@*) INSTANCE=${NAME#*@} ;; *) INSTANCE='' ;; esac
 "$1"

@@ -108,6 +108,7 @@ foreign_states() {
         foreign_folder state "$path" "if it is this agent's state:  sudo touch $path/$MARK   (purge removes it then)
     or move it:  sudo mv $path $path.other"
     done
+    foreign_folder alert "$ALERTS" "move it:  sudo mv $ALERTS $ALERTS.other"
     foreign_folder supervisor "$SUPERVISOR" "move it:  sudo mv $SUPERVISOR $SUPERVISOR.other"
     for path in "$CACHE" $(instances "$CACHE"); do
         cache_is_ours "$path" ||
@@ -145,6 +146,7 @@ bears_traces() {
         etc) [ -d "$2/config.d" ] && [ -d "$2/supervisor" ] ;;   # the list may be anything, while it is being edited
         lib) entry_is_ours lib "$2/current" && entry_is_ours lib "$2/releases" ;;
         state) is_state "$2" ;;
+        alert) ls "$2"/*/alert.json >/dev/null 2>&1 ;;
         supervisor) ls "$2"/*/machines.json >/dev/null 2>&1 ;;
         *) return 1 ;;
     esac
@@ -174,6 +176,7 @@ entry_is_ours() { # KIND PATH
         state/out | state/steps | state/log | state/work | state/runs | state/run | state/copy) is_state "${2%/*}" ;;
         state/ended | state/last-words | state/alerted | state/paused | state/pinged | state/keep-awake) is_state "${2%/*}" ;;
         state/before-restore-* | state/restoring-* | state/.restore | state/.*.new | state/.empty) is_state "${2%/*}" ;;
+        alert/*) [ -f "$2/alerted" ] || [ -f "$2/alert.json" ] || [ -z "$(ls -A "$2" 2>/dev/null)" ] ;;
         supervisor/*) [ -f "$2/machines.json" ] || [ -z "$(ls -A "$2" 2>/dev/null)" ] ;;
         *) return 1 ;;
     esac

@@ -3,7 +3,8 @@
 STATE/last-words   why the last worker that did not end well did so; written by itself
 STATE/alerted      what has been told; until a worker gets on with the work again, the same is not told twice
 
-Under systemd the unit's OnFailure= tells (worker/postmortem.py), elsewhere the worker when it ends, both with `tell`.
+Under systemd the unit's OnFailure= tells (worker/postmortem.py, which keeps what it has told in worker/told.py),
+elsewhere the worker when it ends.
 What could not be written down is told again: an alert twice is better than none.
 """
 
@@ -33,12 +34,16 @@ _WORDS, _TOLD = "last-words", "alerted"
 
 
 class Alert(NamedTuple):
-    """A change for the worse: what kind, a sentence why, and the step that failed with its last lines, if one did."""
+    """A change for the worse: what kind, a sentence why, and the step that failed with its last lines, if one did.
+
+    `mark` tells it from the same of another time: when the newest attempt began, empty if that is not known.
+    """
 
     kind: str
     cause: str
     step: str = ""
     lines: str = ""
+    mark: str = ""
 
 
 class Words(NamedTuple):
@@ -93,7 +98,7 @@ def forget_words(root: str) -> None:
 def forget_told(root: str, *kinds: str) -> None:
     """Let what comes next be told, even if it is the same again; `kinds`: only if it was one of these."""
     path = f"{root}/{_TOLD}"
-    if not kinds or _told(path).get("kind") in kinds:
+    if not kinds or read_told(path).get("kind") in kinds:
         _remove(path)
 
 
@@ -112,8 +117,25 @@ def tell(
     again after each of `pauses`.
     """
     record = {"run": contact.run, "kind": alert.kind, "step": alert.step, "cause": alert.cause}
-    if _told(f"{root}/{_TOLD}") == record:
+    if read_told(f"{root}/{_TOLD}") == record:
         return True
+    if not send(alert, contact, unit, base, journal, pauses):
+        return False
+    if contact.argv or contact.ping.fail:
+        with contextlib.suppress(OSError):
+            files.replace(f"{root}/{_TOLD}", [json.dumps(record).encode()], mode=0o600)
+    return True
+
+
+def send(
+    alert: Alert,
+    contact: Contact,
+    unit: str,
+    base: Mapping[str, str],
+    journal: Journal,
+    pauses: Sequence[float],
+) -> bool:
+    """Tell whom `contact` names, if anybody, as `tell` does, whatever was told before; return whether it worked."""
     fault = ""
     if contact.argv:
         fault = _run(alert, contact, unit, base, journal, pauses)
@@ -127,8 +149,6 @@ def tell(
         return False
     if contact.argv or contact.ping.fail:
         journal.event("alerted", f"run {contact.run}: {alert.kind}: {alert.cause}; told", priority=NOTICE)
-        with contextlib.suppress(OSError):
-            files.replace(f"{root}/{_TOLD}", [json.dumps(record).encode()], mode=0o600)
     return True
 
 
@@ -170,7 +190,8 @@ def attempt(alert: Alert, contact: Contact, unit: str, base: Mapping[str, str]) 
         return str(exc)
 
 
-def _told(path: str) -> dict[str, str]:
+def read_told(path: str) -> dict[str, str]:
+    """Return what a file says has been told; empty if there is none that can be read."""
     try:
         found = files.read_json(path)
     except (OSError, ValueError):

@@ -345,7 +345,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _alert(options: argparse.Namespace) -> int:
-    from worker import postmortem, privileges, rehearsal
+    from worker import postmortem, privileges, rehearsal, told
 
     if options.test and ("/" in options.unit or options.unit.endswith((".yaml", ".yml"))):
         return rehearsal.of_list(options.unit, os.environ)
@@ -357,7 +357,7 @@ def _alert(options: argparse.Namespace) -> int:
         return rehearsal.ask(name)
     config_path = f"{CONFIG_FOLDER}/{instance or 'config'}.yaml"
     privileges.give_up(f"{STATE_FOLDER}/{name}")  # what it runs may be a step's word
-    return postmortem.tell(name, config_path, f"{STATE_FOLDER}/{name}", os.environ)
+    return postmortem.tell(name, config_path, f"{STATE_FOLDER}/{name}", f"{told.FOLDER}/{name}", os.environ)
 
 
 def _supervise(options: argparse.Namespace) -> int:

@@ -53,10 +53,15 @@ def save(root: str, contact: Contact) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         return
+    keep(root, contact)
+
+
+def keep(root: str, contact: Contact) -> None:
+    """Keep `contact` in the folder `root`, also if it is nobody.  Raises OSError."""
     if load(root) != contact:
         parts = {"ping": contact.ping._asdict(), "given": contact.given._asdict()}
         data = json.dumps(contact._asdict() | parts)
-        files.replace(path, [data.encode()], mode=0o600)
+        files.replace(f"{root}/{FILE}", [data.encode()], mode=0o600)
 
 
 def load(root: str) -> Contact | None:

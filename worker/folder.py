@@ -11,7 +11,7 @@ STATE/copy/                the last snapshot of the run for copies, and what bec
 STATE/lock                 held by the one worker; a kernel lock, so a dead worker holds nothing
 STATE/ended                how systemd saw the last workers end
 STATE/last-words           why the last worker ended, if it was not well
-STATE/alerted              what somebody has been told of that
+STATE/alerted              what somebody has been told of that, in the foreground (else see told.py)
 STATE/alert.json           whom to tell, as of the last worker that could read its list
 STATE/pinged               there while a begin has been made known, and its end has not
 STATE/paused               that a person has paused the agent

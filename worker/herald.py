@@ -128,7 +128,8 @@ class Herald(Companion):
     def _failure(self) -> Alert:
         """Return which step has failed for good, and its last lines, as far as the ledger can be read now."""
         try:
-            final = _failures(self._ledger.rows(), int(self._ledger.fact("counted_from") or 0))
+            rows = list(self._ledger.rows())
+            final = _failures(rows, int(self._ledger.fact("counted_from") or 0))
             if not final:
                 return Alert(alert.FAILED, "a step failed for good")
             row = final[-1]
@@ -139,7 +140,7 @@ class Herald(Companion):
         cause = f"{row.step}: {how}: {row.cause} (attempt {row.number})"
         if len(final) > 1:
             cause += f"; and {len(final) - 1} more"
-        return Alert(alert.FAILED, cause, row.step, lines)
+        return Alert(alert.FAILED, cause, row.step, lines, _mark(rows))
 
     def _lines(self, row: Row) -> str:
         """Return the end of what a step has logged, or printed if it has logged nothing."""
@@ -157,7 +158,16 @@ class Herald(Companion):
         state = self._meter()
         name = state.spent().partition(":")[0]
         limit = budget.number(state.limits._asdict().get(name))
-        return Alert(alert.OUT_OF_BUDGET, f"the budget is spent: {name}, limit {limit}; {budget.raising(state)}")
+        mark = ""
+        with contextlib.suppress(StorageFull):
+            mark = _mark(self._ledger.rows())
+        cause = f"the budget is spent: {name}, limit {limit}; {budget.raising(state)}"
+        return Alert(alert.OUT_OF_BUDGET, cause, mark=mark)
+
+
+def _mark(rows: Iterable[Row]) -> str:
+    """Return when the newest attempt began."""
+    return f"{max((row.started for row in rows), default=0.0):.6f}"
 
 
 def _failures(rows: Iterable[Row], counted_from: int) -> list[Row]:

@@ -9,54 +9,63 @@ and systemd begins a service that is ending anew instead of taking it for starte
 import sys
 from collections.abc import Mapping
 
-from worker import alert, awake, config, contact, environment, folder, journal, rehearsal, systemd, unit
+from worker import alert, awake, environment, journal, rehearsal, systemd, told, unit
+from worker import folder as state
 from worker.alert import Alert
-from worker.contact import Contact
 from worker.errors import FAULT, OK, STATE_HELD, AgentError
-from worker.folder import Ends
 from worker.journal import Journal
 
-_WANTED = ("LoadState", "ActiveState", "SubState", "Result", "NRestarts", "ExecMainCode", "ExecMainStatus")
+_WANTED = (
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "Result",
+    "NRestarts",
+    "ExecMainCode",
+    "ExecMainStatus",
+    *told.WANTED,
+)
 _UNKNOWN_UNIT, _SOUND_UNIT = "not-found", "loaded"  # any other LoadState is one that systemd cannot start again
 _EXITED = "1"  # ExecMainCode is the si_code of waitid(2)
 
 
-def tell(name: str, config_path: str, root: str, environ: Mapping[str, str]) -> int:
-    """Tell somebody if the unit `name` is down for good and that has not been told; return the exit status."""
+def tell(name: str, config_path: str, root: str, folder: str, environ: Mapping[str, str]) -> int:
+    """Tell somebody if the unit `name` is down for good and that has not been told; return the exit status.
+
+    `root` is its state folder, `folder` the one of agent-alert@.
+    """
     systemd.Notifier(environ, lambda text: print(text, file=sys.stderr)).passing()
     found = unit.properties(name, *_WANTED)
     if found.get("LoadState", _UNKNOWN_UNIT) == _UNKNOWN_UNIT:
         raise AgentError(f"{name}.service: systemd does not know it here", "name the unit: agentctl alert UNIT")
-    rehearsal.hold_if_asked(lambda: _contact(config_path, root), name, environ)
+    rehearsal.hold_if_asked(lambda: told.whom(config_path, folder, root), name, environ)
     if not down(found):
         return OK
     send = journal.sender(environ)
     try:
-        if folder.holder(root) is None:
+        if state.holder(root) is None:
             awake.remove(root)  # the unit did so itself, unless it was still to be started again
     except AgentError as exc:
         Journal("", send).warning(str(exc))
-    told, ends = _contact(config_path, root), folder.ended(root)
-    due = examine(name, found, alert.last_words(root), (ends.faults or [""])[-1])
-    if due is None or told is None or asked_for(found, ends):
+    contact, before = told.whom(config_path, folder, root), told.last(folder)
+    due = examine(name, found, alert.last_words(root), (state.ended(root).faults or [""])[-1])
+    if due is None or contact is None or told.was_stopped(name, found.get("InvocationID", "")):
         return OK
-    log = Journal(told.run, send)
-    base = environment.own_anyhow(environ, told.given, log.warning)
-    return OK if alert.tell(due, told, root, f"{name}.service", base, log, alert.PAUSES) else FAULT
+    record = told.record(due, contact.run, found, before)
+    if not told.is_news(record, before):
+        return OK
+    log = Journal(contact.run, send)
+    base = environment.own_anyhow(environ, contact.given, log.warning)
+    if not alert.send(due, contact, f"{name}.service", base, log, alert.PAUSES):
+        return FAULT
+    if contact.argv or contact.ping.fail:
+        told.note(folder, record)
+    return OK
 
 
 def down(found: Mapping[str, str]) -> bool:
     """Return whether a unit with these properties has failed and is not about to be started again."""
     return (found.get("ActiveState"), found.get("SubState")) == ("failed", "failed")
-
-
-def asked_for(found: Mapping[str, str], ends: Ends) -> bool:
-    """Return whether somebody had asked for the end that the unit has met.
-
-    What stands in the file may be an earlier stop, or a reboot: a unit whose sandbox cannot be set up, since a folder
-    is not mounted, runs nothing that would write down how it ends.
-    """
-    return ends.stopped == found.get("Result")
 
 
 def examine(name: str, found: Mapping[str, str], words: alert.Words | None, last_end: str) -> Alert | None:
@@ -86,11 +95,3 @@ def examine(name: str, found: Mapping[str, str], words: alert.Words | None, last
 
 def _end(result: str, exited: bool, status: int) -> str:
     return f"{result}, {'exit status' if exited else 'signal'} {status}" if status else f"{result}"
-
-
-def _contact(config_path: str, root: str) -> Contact | None:
-    """Return whom to tell by the configuration, or by what the last worker could read of it."""
-    try:
-        return config.load(config_path).contact
-    except AgentError:
-        return contact.load(root)

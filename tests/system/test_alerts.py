@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def test_an_alert_can_be_tried_where_a_real_one_would_be_told(agent: Machine) ->
     service.start()
     service.wait("run-failed")
     settled(service)
-    known = agent.run("cat /var/lib/agent/alerted").out
+    known = agent.run("cat /var/lib/agent-alert/agent/alerted").out
     for command, rc, said in (
         ("id -nu; seq 100000; touch /home/x || exit 3", 1, "exited with status 3"),
         ("id -nu; cat $CREDENTIALS_DIRECTORY/token", 0, "a-token"),
@@ -151,7 +152,9 @@ def test_an_alert_can_be_tried_where_a_real_one_would_be_told(agent: Machine) ->
         tried = agent.run("agentctl alert --test", check=False)
         assert (tried.rc, said in tried.out) == (rc, True), tried
         assert "agent" in tried.out.splitlines()[0]
-    assert agent.run("cat /var/lib/agent/alerted; ls /run/*-alert-test 2>&1", check=False).out.startswith(known)
+    assert agent.run("cat /var/lib/agent-alert/agent/alerted; ls /run/*-alert-test 2>&1", check=False).out.startswith(
+        known
+    )
     assert "No such file" in agent.run("ls /run/agent-alert-test 2>&1", check=False).out
     assert len(alerts(agent)) == 1
     assert agent.show("agent-alert@agent", "Result") == {"Result": "success"}
@@ -230,3 +233,102 @@ def test_a_unit_that_cannot_be_set_up_any_more_is_told_of_although_it_was_stoppe
     settled(service)
     (told,) = alerts(agent)
     assert told.startswith("gave-up//") and "exit status 226" in told
+
+
+FORGE = """
+import json, os
+told = {"run": "r", "kind": "failed", "step": "a", "cause": "a: failed for good: exited with status 3 (attempt 1)"}
+for folder in ("/var/lib/agent", "/var/lib/agent-alert/agent"):
+    try:
+        os.makedirs(folder, exist_ok=True)
+        open(folder + "/alerted", "w").write(json.dumps(told))
+    except OSError as exc:
+        print(exc)
+open("/var/lib/agent/ended", "w").write("exit-code exited 70\\nstop\\n")
+"""
+
+
+@pytest.mark.parametrize("before", ["", "echo told before; exit 3"], ids=["first", "later"])
+def test_s17_a_step_cannot_keep_its_own_failure_from_being_told(agent: Machine, before: str) -> None:
+    """
+    S17: it writes that this has been told, and that somebody had asked for the end, and fails.
+    """
+    agent.write("/usr/local/bin/forge", f"#!/usr/bin/python3{FORGE}", mode=0o755)
+    list_of = f"run: r\n{ALERT}\ntasks:\n  - {{id: NAME, run: 'WORK', retry: {{attempts: 1}}}}\n"
+    if before:  # then the folder of what has been told is there
+        service = Service(agent, list_of.replace("NAME", "z").replace("WORK", before))
+        service.start()
+        service.wait("run-failed")
+        settled(service)
+    forge = "forge; (while :; do forge >/dev/null; done) & sleep 0.2; exit 3"
+    service = Service(agent, list_of.replace("NAME", "a").replace("WORK", forge))
+    service.start()
+    service.wait("run-failed")
+    settled(service)
+    assert alerts(agent)[bool(before) :] == [
+        "failed/a/r/agent.service: a: failed for good: exited with status 3 (attempt 1)"
+    ]
+
+
+def test_s17_a_mistake_is_told_whatever_a_step_has_left(agent: Machine) -> None:
+    """
+    S17: it has replaced whom to tell, and its command would find the credentials of who tells.
+    """
+    sound = f"run: r\n{ALERT}\ntasks:\n  - {{id: a, run: 'true'}}\n"
+    service = Service(agent, sound)
+    agent.run("agentctl alert --test")
+    service.start()
+    service.wait("run-done")
+    service.wait_ended()
+    forged = '{"run": "r", "command": "touch /var/lib/agent/ran", "folder": "/", "ping": {}}'
+    agent.run(f"echo '{forged}' >/var/lib/agent/alert.json", user="agent")
+    agent.write("/etc/agent/config.yaml", "tasks: [")
+    agent.run("systemctl start agent", check=False)
+    settled(service)
+    (told,) = alerts(agent)
+    assert told.startswith("gave-up//r/agent.service: /etc/agent/config.yaml:"), told
+    assert agent.run("test -e /var/lib/agent/ran", check=False).rc == 1
+    assert agent.run("agentctl status; journalctl -u agent-alert@agent", check=False).rc == 0
+
+
+def test_a_stop_at_which_the_worker_had_to_be_killed_is_not_told(agent: Machine) -> None:
+    """
+    Somebody asked for it; how it went is in the journal.
+    """
+    kill = f"{QUICK}ExecStop=-+/bin/kill -9 $MAINPID\n"
+    service = Service(agent, f"run: r\n{ALERT}\ntasks:\n  - {{id: a, run: 'sleep 600'}}\n", kill)
+    service.start()
+    service.wait("step-started")
+    agent.run("systemctl stop agent", check=False)
+    settled(service)
+    assert agent.show("agent", "Result") == {"Result": "signal"}
+    assert alerts(agent) == []
+
+
+def test_what_was_told_before_an_upgrade_is_not_told_again(agent: Machine) -> None:
+    """
+    An earlier version wrote it down in the state folder, where a step may have left anything.
+    """
+    sound = f"run: r\n{ALERT}\ntasks:\n  - {{id: a, run: 'true'}}\n"
+    service = Service(agent, sound.replace("'true'", "'true', tries: 1"))
+    agent.run("systemctl start agent", check=False)
+    settled(service)
+    (cause,) = alerts(agent) or [""]
+    assert cause == ""  # nobody is known yet who could be told
+    agent.write("/etc/agent/config.yaml", sound)
+    service.start()
+    service.wait("run-done")
+    service.wait_ended()
+    agent.write("/etc/agent/config.yaml", sound.replace("'true'", "'true', tries: 1"))
+    agent.run("systemctl start agent", check=False)
+    settled(service)
+    assert len(alerts(agent)) == 1
+    told = json.loads(agent.read("/var/lib/agent-alert/agent/alerted"))
+    told = {key: told[key] for key in ("run", "kind", "step", "cause")}
+    agent.run("rm -r /var/lib/agent-alert; mkdir /var/lib/agent@x; mkfifo -m 666 /var/lib/agent@x/alerted")
+    agent.write("/var/lib/agent/alerted", json.dumps(told))
+    agent.run("make -C /src install", timeout=120)
+    for _ in range(2):
+        agent.run("systemctl start agent", check=False)
+        settled(service)
+    assert len(alerts(agent)) == 1

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support import PATIENCE, ROOT
-from worker import alert, contact, environment, postmortem
+from worker import alert, contact, environment, postmortem, told
 from worker.alert import Alert, Words
 from worker.contact import Contact, Ping
-from worker.folder import Ends
 from worker.task import Given
 
 FAILED = Words(70, Alert("failed", "a: failed for good", "a", "last\nlines"))
@@ -66,24 +65,86 @@ def test_a_unit_that_met_another_worker_has_nothing_to_tell() -> None:
     assert postmortem.examine("agent", down(77), None, "") is None
 
 
-def test_an_earlier_stop_does_not_keep_a_later_end_from_being_told() -> None:
+def test_an_earlier_stop_does_not_keep_a_later_end_from_being_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
-    A worker that hung when it was told to stop is no news; a unit that could not start after a reboot is.
+    A worker that hung when it was told to stop is no news; a unit that could not start after that is.
     """
-    assert postmortem.asked_for(down(9, Result="timeout"), Ends([], 1.0, "timeout"))
-    assert not postmortem.asked_for(down(226), Ends([], 1.0, "success"))
-    assert not postmortem.asked_for(down(226), Ends([], None))
+    monkeypatch.setattr(told, "STOPPED", str(tmp_path))
+    assert not told.was_stopped("agent", "a1")
+    (tmp_path / "agent").write_text("a1\n")
+    assert told.was_stopped("agent", "a1")
+    assert not told.was_stopped("agent", "b2")
+    assert not told.was_stopped("agent", "")
+    assert not told.was_stopped("agent@x", "a1")
+
+
+UP, UP_AGAIN, NOT_UP = ({"ActiveEnterTimestampMonotonic": value} for value in ("5", "7", "0"))
+GAVE_UP = Alert("gave-up", "the configuration is wrong")
+SPENT = Alert("out-of-budget", "the budget is spent", mark="12.5")
+
+
+@pytest.mark.parametrize(
+    ("before", "unit_before", "now", "unit_now", "news"),
+    [
+        (GAVE_UP, UP, GAVE_UP, UP, False),
+        (GAVE_UP, UP, GAVE_UP, NOT_UP, False),  # after a reboot, at which no worker came up
+        (GAVE_UP, UP, GAVE_UP, UP_AGAIN, True),  # it was well in between
+        (GAVE_UP, NOT_UP, GAVE_UP, UP, True),
+        (GAVE_UP, UP, GAVE_UP._replace(cause="another"), UP, True),
+        (SPENT, UP, SPENT, UP_AGAIN, False),  # started again without more, it ended at once
+        (SPENT, UP, SPENT._replace(mark="13.5"), UP, True),  # a step ran in between
+        (SPENT, UP, GAVE_UP, UP, True),
+    ],
+)
+def test_s17_what_is_news_is_told_by_what_no_step_can_write(
+    before: Alert, unit_before: dict[str, str], now: Alert, unit_now: dict[str, str], news: bool, tmp_path: Path
+) -> None:
+    """
+    S17: the same is told once, until a worker has been up again, or a step has run.
+    """
+    told.note(str(tmp_path), told.record(before, "r", unit_before, {}))
+    known = told.last(str(tmp_path))
+    assert told.is_news(told.record(now, "r", unit_now, known), known) == news
+
+
+def test_what_an_earlier_version_has_told_is_not_told_again(tmp_path: Path) -> None:
+    (tmp_path / "alerted").write_text('{"run": "r", "kind": "failed", "step": "a", "cause": "a: failed for good"}')
+    known = told.last(str(tmp_path))
+    same = Alert("failed", "a: failed for good", "a", mark="1.5")
+    assert not told.is_news(told.record(same, "r", UP, known), known)
+    assert told.is_news(told.record(same, "another", UP, known), known)
+
+
+def test_s17_whom_to_tell_is_not_a_steps_word(tmp_path: Path) -> None:
+    """
+    S17: while the list cannot be read it is whom it last named, nobody included; what the state folder says counts
+    only as long as nothing is known.
+    """
+    kept, root, path = tmp_path / "kept", tmp_path / "state", tmp_path / "list.yaml"
+    kept.mkdir()
+    root.mkdir()
+    forged = Contact("r", "cat $CREDENTIALS_DIRECTORY/*", "/")
+    contact.save(str(root), forged)
+    path.write_text("tasks: [")
+    assert told.whom(str(path), str(kept), str(root)) == forged
+    for alert_line, command in (("", None), ("alert: page-me\n", "page-me")):
+        path.write_text(f"run: r\n{alert_line}tasks: [{{id: a, run: 'true'}}]\n")
+        assert told.whom(str(path), str(kept), str(root)) == Contact("r", command, str(tmp_path))
+        path.write_text("tasks: [")
+        assert told.whom(str(path), str(kept), str(root)) == Contact("r", command, str(tmp_path))
 
 
 def test_what_systemd_has_given_up_is_the_same_however_often_it_had_tried() -> None:
     """
     The cause has no count in it, which would make it another one.
     """
-    told = {
+    causes = {
         postmortem.examine("agent", down(1, NRestarts=restarts), None, "watchdog, SIGABRT")
         for restarts in ("3", "9", "10")
     }
-    (found,) = told
+    (found,) = causes
     assert found is not None
     assert found.cause.startswith("systemd has given up after many starts in a row; the last worker: watchdog, SIGABRT")
 
