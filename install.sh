@@ -36,6 +36,7 @@ STATE=/var/lib/agent
 CACHE=/var/cache/agent   # the service's /tmp
 UNIT_FILES='agent.service agent@.service agent.path agent-alert@.service agent-supervisor@.service'
 SUPERVISOR=/var/lib/agent-supervisor
+ALERTS=/var/lib/agent-alert   # what has been told, where no step can write
 DROPIN=50-workdir.conf
 GECOS='agent worker (made by its install.sh)'   # purge removes this user and no other
 DESTDIR=${DESTDIR-}
@@ -109,7 +110,9 @@ do_install() {
     group=$(group_of "$user")
     install_config
     if [ -n "$rewrite" ]; then install_dropin "$user"; fi
+    close_to_group "$user"
     share_dropin
+    [ "$first" = 1 ] || keep_told "$user"
     put 644 "$SOURCE/units/hooks.sh" "$HOOKS"
     for path in "$SOURCE"/units/drop-ins/*.conf; do
         put 644 "$path" "$DROPINS/${path##*/}"
@@ -119,6 +122,7 @@ do_install() {
     done
     [ "$CHANGED" = 0 ] || relabel
     activate "$user"
+    name_groups "$user"
     [ "$CHANGED" = 1 ] || say "nothing changed"
 }
 
@@ -134,6 +138,7 @@ do_uninstall() {
     remove_file "$BIN"
     remove_ours lib "$LIB"
     rmdir "$DESTDIR$UNITS" "$DESTDIR${UNITS%/*}" 2>/dev/null || :
+    [ -n "$DESTDIR" ] || rm -rf /run/agent-stopped
     if has_systemd; then
         systemctl daemon-reload
         for unit in $own; do
@@ -142,7 +147,7 @@ do_uninstall() {
     fi
     [ "$command" = uninstall ] || return 0
     [ "$CHANGED" = 1 ] || say "nothing was installed"
-    for path in "$ETC" "$STATE" $(instances "$STATE") "$CACHE" $(instances "$CACHE") "$SUPERVISOR" \
+    for path in "$ETC" "$STATE" $(instances "$STATE") "$CACHE" $(instances "$CACHE") "$ALERTS" "$SUPERVISOR" \
         /etc/systemd/system/agent.service.d /etc/systemd/system/agent@.service.d /etc/systemd/system/agent-alert@.service.d; do
         if there "$path"; then say "kept $path"; fi
     done
@@ -184,6 +189,7 @@ do_purge() {
     for path in "$STATE" $(instances "$STATE"); do
         remove_ours state "$path"
     done
+    remove_ours alert "$ALERTS"
     remove_ours supervisor "$SUPERVISOR"
     if has_systemd; then systemctl daemon-reload; fi
     [ -z "$DESTDIR" ] || return 0
@@ -514,6 +520,59 @@ install_dropin() { # USER
     done
 }
 
+# close_to_group USER -- where others have the user's own group, what the steps write is not for them.
+close_to_group() {
+    [ -f "$dropin" ] && [ -n "$(sharers "$1")" ] && ! grep -q '^StateDirectoryMode=' "$dropin" || return 0
+    closed >"$TMP/lines"
+    sed "/^Group=/r $TMP/lines" "$dropin" >"$TMP/closed"
+    for unit in agent.service agent@.service; do
+        put 644 "$TMP/closed" "/etc/systemd/system/$unit.d/$DROPIN"
+    done
+}
+
+closed() {
+    printf '# Others are in this group, too.\nStateDirectoryMode=0700\nRuntimeDirectoryMode=0700\n'
+}
+
+# sharers USER -- name the others who have the user's own group.
+sharers() {
+    [ -z "$DESTDIR" ] && gid=$(id -g "$1" 2>/dev/null) || return 0
+    { getent group "$gid" | cut -d: -f4 | tr , '\n'
+        getent passwd | awk -F: -v gid="$gid" '$4 == gid { print $1 }'
+    } | grep -vx -e "$1" -e '' | sort -u | head -n 5 | paste -sd, -
+}
+
+# name_groups USER -- say what the steps may do beyond what the user's own group lets them.
+name_groups() {
+    [ -z "$DESTDIR" ] || return 0
+    strong='' logs='' what=''
+    for member in $(id -Gn "$1" 2>/dev/null); do
+        case "$member" in
+            root | docker | podman | lxd | incus | incus-admin | libvirt | disk | kmem | shadow | sudo | wheel | admin)
+                strong="$strong${strong:+, }$member" ;;
+            adm | systemd-journal) logs="$logs${logs:+, }$member" ;;
+        esac
+    done
+    [ -z "$strong" ] || what="$strong (who is in there can become root)"
+    [ -z "$logs" ] || what="$what${what:+, }$logs (reads all logs)"
+    [ -z "$what" ] || say "careful: $1 is in $what, and so are the steps; better a user who is not: make install USER=name"
+    others=$(sharers "$1")
+    [ -z "$others" ] ||
+        say "careful: the group $(id -gn "$1") of $1 has others in it ($others), who can read the task list in $ETC; the state folder is closed to them"
+}
+
+# keep_told USER -- what an earlier installation has told, and wrote down in the state folder, is not told again.
+keep_told() {
+    [ -z "$DESTDIR" ] && [ ! -e "$ALERTS" ] && has_systemd || return 0
+    for path in "$STATE" $(instances "$STATE"); do
+        # With the rights of the steps, whose folder it is.
+        runuser -u "$1" -- timeout 5 head -c 65536 "$path/alerted" >"$TMP/told" 2>/dev/null || continue
+        install -d -m 755 "$ALERTS"
+        install -d -m 700 -o "$1" -g "$group" "$ALERTS/${path##*/}"
+        install -m 600 -o "$1" -g "$group" "$TMP/told" "$ALERTS/${path##*/}/alerted"
+    done
+}
+
 # Whoever tells that the agent is down has its rights, and its folders, which %i names there.
 share_dropin() {
     [ -f "$dropin" ] || return 0
@@ -524,6 +583,7 @@ share_dropin() {
 dropin() { # USER
     printf '# Written by install.sh from --user and --workdir.  Add your own settings in another file.\n[Service]\n'
     printf 'User=%s\nGroup=%s\n' "$1" "$(group_of "$1")"
+    [ -z "$(sharers "$1")" ] || closed
     home=$(getent passwd "$1" | cut -d: -f6)
     case "
 $workdirs" in

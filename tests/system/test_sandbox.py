@@ -227,6 +227,32 @@ def test_s7_what_a_dead_worker_has_left_in_the_units_own_cgroup_is_ended(agent: 
     service.wait("run-done")
 
 
+def test_s27_who_shares_the_users_group_reads_no_result(agent: Machine) -> None:
+    """
+    S27: ann's own group is dave's, too; the installer says so, and what it says of other groups that she is in.
+    """
+    agent.run("groupadd people; groupadd docker; useradd -m -g people -G docker,adm ann; useradd -g people dave")
+    said = agent.run("make -C /src install USER=ann", timeout=120).out
+    assert "ann is in docker (who is in there can become root), adm (reads all logs), and so are the steps" in said
+    assert "the group people of ann has others in it (dave)" in said
+    done(agent, "run: r\ntasks:\n  - {id: a, run: 'echo secret; id -un'}\n")
+    assert agent.read("/var/lib/agent/out/a") == "secret\nann\n"
+    for path in ("/var/lib/agent/out/a", "/var/lib/agent/ledger.db"):
+        assert "denied" in agent.run(f"cat {path}", user="dave", check=False).err
+    drop_in = "/etc/systemd/system/agent.service.d/50-workdir.conf"
+    written = agent.read(drop_in)
+    agent.run(f"sed -i '/Mode=/d; /Others/d' {drop_in}")  # as of an earlier version
+    for options in ("", "USER=ann"):
+        assert "careful" in agent.run(f"make -C /src install {options}", timeout=120).out
+        assert agent.read(drop_in) == written
+
+
+def test_a_user_of_its_own_is_not_warned_of(agent: Machine) -> None:
+    assert "careful" not in agent.run("make -C /src install", timeout=120).out
+    agent.run("useradd -m ann")
+    assert "careful" not in agent.run("make -C /src install USER=ann", timeout=120).out
+
+
 EXPOSURE = {"": 2.4, "browsers": 2.5, "debuggers": 2.6, "no-sandboxes": 1.5}
 
 
