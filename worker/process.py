@@ -22,10 +22,12 @@ DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 # A step starts with the defaults, as a service does, whatever Python or our own parent has ignored.
 _RESET_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker import {0}; {0}.main(sys.argv[2:])"
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from {0} import {1}; {1}.main(sys.argv[2:])"
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 _ENV_END = 48  # the place of env_end behind the name, in /proc/PID/stat (proc(5))
+_BEGAN = 19  # that of starttime
+_DIGITS = 9  # of a process's number
 _EXECVE = 0.1  # seconds
 
 # Time for killed processes to vanish before they are looked for again.
@@ -110,7 +112,8 @@ def ours(module: str) -> tuple[str, ...]:
 
     Isolated (-I): the environment, which may be a command's, decides nothing about our own program.
     """
-    return (sys.executable, "-I", "-c", _BOOT.format(module), _ROOT)
+    package, _, name = f"worker.{module}".rpartition(".")
+    return (sys.executable, "-I", "-c", _BOOT.format(package, name), _ROOT)
 
 
 def become_subreaper() -> None:
@@ -426,19 +429,41 @@ def _look(pid: int) -> Found | None:
         return None
     name, fields = found
     ticks = sum(int(fields[i]) for i in (11, 12, 13, 14))  # utime, stime, and those of waited-for children
-    return Found(pid, int(fields[1]), int(fields[3]), name, ticks, int(fields[19]))
+    return Found(pid, int(fields[1]), int(fields[3]), name, ticks, _began(fields))
 
 
 def _stat(pid: int) -> tuple[str, list[str]] | None:
     """Return a process's name and what /proc/PID/stat says behind it, from its state on; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read().decode(errors="replace")
+            return _split(file.read().decode(errors="replace"))
     except OSError:
         return None
-    # "pid (name) state ppid pgrp session ...": the name may itself hold spaces and parentheses.
-    start, end = text.index("("), text.rindex(")")
-    return text[start + 1 : end], text[end + 2 :].split()
+
+
+def _split(text: str) -> tuple[str, list[str]]:
+    """Take "pid (name) state ppid pgrp session ..." apart: the name may itself hold spaces and parentheses."""
+    head, _, rest = text.rpartition(")")
+    return head.partition("(")[2], rest.split()
+
+
+def began(pid: int) -> int:
+    """Return when a process was started, in the kernel's ticks since the boot; 0 if there is none of that number."""
+    found = _stat(pid)
+    return _began(found[1]) if found is not None else 0
+
+
+def noted(stat: bytes) -> tuple[int, int]:
+    """Return the number of a process, and when it was started, as /proc/PID/stat said; zeros for anything else."""
+    text = stat.decode(errors="replace")
+    number = text.partition(" ")[0]
+    began = _began(_split(text)[1])
+    return (int(number), began) if began and number.isdecimal() and len(number) <= _DIGITS else (0, 0)
+
+
+def _began(fields: list[str]) -> int:
+    found = fields[_BEGAN] if len(fields) > _BEGAN else ""
+    return int(found) if found.isdecimal() and len(found) <= 2 * _DIGITS else 0
 
 
 def parent_of(pid: int) -> int:

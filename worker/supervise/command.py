@@ -6,6 +6,7 @@ one ends them before it does anything else, because two of them at work on the s
 """
 
 import contextlib
+import fcntl
 import functools
 import os
 import re
@@ -24,6 +25,7 @@ _READ = 65536
 _OUTPUT_MAX = 4 * 2**20  # of `state` and a look; files travel by other ways
 _SAID_MAX = 2000
 _LINE_MAX = 200
+_WARNING, _WARNINGS, _WARNING_MAX = "warning: ", 3, 400
 # Written by the process itself before it becomes the command: there is no moment at which it runs unknown.
 _NOTED = """\
 { read -r stat </proc/$$/stat && echo "$stat" >"$0"; } 2>/dev/null
@@ -31,6 +33,7 @@ _NOTED = """\
 shift
 exec "$@"
 """
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _BLOCK = 512  # of sh's ulimit
 _TOO_LARGE = (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)
 # In the words that command lines have for it: no fault of the machine that was asked for.
@@ -54,6 +57,12 @@ class Answer(NamedTuple):
     def refused(self) -> bool:
         """Whether the provider says that it was asked too often."""
         return not self.ok and bool(_REFUSED.search(self.said) or _REFUSED.search(self.output[-_SAID_MAX:]))
+
+    def warnings(self) -> list[str]:
+        """Return what it warns of on stderr, if it ended well."""
+        lines = [line.strip() for line in self.said.splitlines()] if self.ok else []
+        said = [line.removeprefix(_WARNING) for line in lines if line.startswith(_WARNING)]
+        return [printable(line[:_WARNING_MAX]) for line in said[:_WARNINGS]]
 
     def fault(self) -> str:
         """Return what went wrong as one line."""
@@ -81,9 +90,10 @@ class Running:
     def start(self, argv: Sequence[str], env: Mapping[str, str], given: str, most: int | None = None) -> None:
         """Start it with `given` as its standard input; no file that it writes becomes larger than `most` bytes."""
         blocks = "" if most is None else str(-(-most // _BLOCK))
-        with os.fdopen(os.memfd_create("given"), "w+b", buffering=0) as stdin:
+        with os.fdopen(os.memfd_create("given", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b", buffering=0) as stdin:
             files.write_all(stdin.fileno(), given.encode())
             stdin.seek(0)
+            fcntl.fcntl(stdin, fcntl.F_ADD_SEALS, _SEALS)  # a program of a machine may get it, and open it again
             try:
                 self._started = started = subprocess.Popen(
                     ["/bin/sh", "-c", _NOTED, self._note, blocks, *argv],
@@ -180,9 +190,9 @@ class Runner:
             left = files.read(self._note)
         except OSError:
             return
-        pid = left.partition(b" ")[0]
-        if pid.isdigit() and _stat(int(pid)) in (_started(left), b""):
-            _end_session(int(pid))
+        pid, began = process.noted(left)
+        if pid and process.began(pid) in (began, 0):
+            _end_session(pid)
         with contextlib.suppress(OSError):
             os.unlink(self._note)
 
@@ -228,16 +238,3 @@ def _end_session(leader: int) -> None:
             return
         process.send(members, signal.SIGKILL)
         select.select([], [], [], process.LOOK_AGAIN)
-
-
-def _stat(pid: int) -> bytes:
-    """Return when process `pid` was started, in the kernel's ticks, or nothing if there is none."""
-    try:
-        return _started(files.read(f"/proc/{pid}/stat"))
-    except OSError:
-        return b""
-
-
-def _started(stat: bytes) -> bytes:
-    """Return the 22nd field of proc(5)'s stat; the second may hold spaces."""
-    return (stat.rpartition(b")")[2].split() + [b""] * 20)[19]

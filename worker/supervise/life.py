@@ -108,6 +108,8 @@ class Life:
                 return self._not_created(machine, f"its id cannot be {quote(found)}")
             machine = machine._replace(id=found)
             self._book.say("machine-made", f"{machine.name}: made", NOTICE, machine)
+            for text in answer.warnings():
+                self._book.say("warning", f"{machine.name}: {text}", WARNING, machine)
         now = moment()
         machine = machine._replace(state=record.PREPARING, made=now, well=now, awaited=now, faults=0, why="")
         self._book.put(machine)

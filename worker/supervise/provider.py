@@ -12,15 +12,18 @@
     resume   starts a stopped machine again; extend: lets it live longer; pause: stops it, with its disk kept
 
 A list is a program and its arguments, in which {id} stands for the id; text is for /bin/sh, which finds it in $id.
-The other words are in PLACES; a variable BASE is {BASE} and $BASE.  The time limits of `put` and `get` grow with what
-is to be copied.
+The other words are in PLACES; a variable BASE is {BASE} and $BASE.  Text finds a program of ours for containers
+(container.py) in $container, for `eval`.  Lines "warning: ..." on the standard error of a `create` that ends well are
+passed on.  The time limits of `put` and `get` grow with what is to be copied.
 """
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from worker import process
 from worker.events import Events
 from worker.supervise.command import Answer, Runner, Running
 from worker.supervise.judge import ABSENT, RUNNING, STOPPED, UNSURE
@@ -148,7 +151,8 @@ def fill(
     """Return the arguments and the environment of a command.  Nothing is spliced into a shell's text."""
     known = {**variables, **places}
     if isinstance(command, str):
-        return arguments(command), {"PATH": os.defpath, **env, **known}
+        ours = {"container": shlex.join(process.ours("supervise.container"))}
+        return arguments(command), {"PATH": os.defpath, **env, **ours, **known}
     return [PLACE.sub(lambda found: known.get(found[1], found[0]), word) for word in command], dict(env)
 
 
