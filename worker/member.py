@@ -43,6 +43,7 @@ def join(settings: Config, steps: Plan, places: Places, notices: list[str]) -> t
     """
     store = connect(settings, places)
     try:
+        notices += filter(None, [exposure(settings)])
         listed = shared_plan.enlist(steps, store)
         _bring_along(store, places, notices)
         store.note({"run": places.run})
@@ -108,6 +109,13 @@ def address(settings: Config, secrets: str | None, credentials: Mapping[str, byt
 
     filled: str = fill(settings.ledger or "", secret)
     return filled
+
+
+def exposure(settings: Config) -> str | None:
+    """Return a warning if the ledger's server, on another machine, proves nothing.  Raises StateError as `address`."""
+    from worker.ledger.postgres import errors, tls
+
+    return tls.exposure(errors.parse(fill(settings.ledger or "", lambda name: "x")))
 
 
 def _card(root: str) -> Card | None:

@@ -58,10 +58,21 @@ def check(path: str, unit_name: str, installed: bool) -> int:
         raise ConfigError(problems)
     for problem in steps.empty:
         print(problem, file=sys.stderr)
+    for hint in _hints(settings):
+        print(f"{path}: {hint}", file=sys.stderr)
     print(
         f"{path}: {plural.of(len(settings.tasks), 'task')}, {plural.of(len(steps.steps), 'step')}, run '{settings.run}'"
     )
     return OK
+
+
+def _hints(settings: config.Config) -> list[str]:
+    """Return what is no mistake, and what most people would want otherwise."""
+    hints: list[str | None] = []
+    if settings.ledger is not None:
+        with contextlib.suppress(StateError):  # no psycopg here, or no address: its worker says so
+            hints.append(member.exposure(settings))
+    return [hint for hint in hints if hint]
 
 
 def show_plan(path: str) -> int:

@@ -75,6 +75,9 @@ def on_connecting(exc: psycopg.Error, place: str, first: bool) -> Exception:
     if refused is None:
         return LedgerAway(f"{place}: {_words(text.splitlines()[0])}")
     line = text[text.rfind("\n", 0, refused.start()) + 1 :].splitlines()[0]
+    if first and "cleartext password" in line:
+        what = f"{place}: the server asks for the password in clear, before it has proved which server it is"
+        return StateError(what, "add ?sslmode=verify-full to 'ledger:'; or let it ask for scram-sha-256 (pg_hba.conf)")
     if first:
         return StateError(f"{place}: {_words(line)}", "mend 'ledger:' in the task list, or the server, and start again")
     return LedgerAway(f"{place}: {_words(line)}")

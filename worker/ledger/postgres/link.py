@@ -22,7 +22,7 @@ from psycopg.types.string import StrDumperUnknown
 from psycopg.waiting import Ready, Wait
 
 from worker import clock
-from worker.ledger.postgres import errors
+from worker.ledger.postgres import errors, tls
 from worker.ledger.postgres.rows import text
 
 # A call takes at most this long, or that long if it moves many rows; then the server is taken for dead.
@@ -99,7 +99,7 @@ class Link:
 
     def __init__(self, dsn: str, run: str, member: Member, timeout: float, read_only: bool = False) -> None:
         """Nothing is connected yet.  `timeout`: for each host.  Raises StateError for an address that is none."""
-        parameters = _DEFAULTS | errors.parse(dsn)
+        parameters = _DEFAULTS | tls.protected(errors.parse(dsn))
         parameters.setdefault("connect_timeout", str(max(2, round(timeout))))
         parameters["client_encoding"] = "UTF8"
         self.place = errors.show(parameters)
