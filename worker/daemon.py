@@ -4,12 +4,27 @@ import contextlib
 import faulthandler
 import gc
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from worker import alert, clock, config, control, environment, folder, identity, journal, plan, resume, sandbox, systemd
+from worker import (
+    alert,
+    clock,
+    config,
+    control,
+    environment,
+    folder,
+    identity,
+    journal,
+    plan,
+    privileges,
+    resume,
+    sandbox,
+    systemd,
+)
 from worker.alert import Alert, Words
 from worker.awake import Awake
 from worker.contact import Contact
@@ -52,7 +67,9 @@ def run(config_path: str, state_folder: Callable[[str], str], environ: Mapping[s
         notifier.starting(_STAGE)
         settings = config.load(config_path)
         steps = plan.build(settings)
-        root, told = state_folder(settings.run), settings.contact
+        wanted = state_folder(settings.run)
+        privileges.refuse_to_work(wanted, f"run {shlex.quote(config_path)}")
+        root, told = wanted, settings.contact
         runtime = environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
         secrets = environ.get("CREDENTIALS_DIRECTORY")
         runtime = _patiently(lambda: folder.prepare(root, runtime or None), root, log, notifier)

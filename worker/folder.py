@@ -127,7 +127,7 @@ def prepare(root: str, runtime: str | None) -> str:
     try:
         make(root)
         probe = f"{root}/.writable"
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640))
+        os.close(files.make(probe, 0o640))
         os.unlink(probe)
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):

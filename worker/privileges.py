@@ -5,8 +5,14 @@ what only root may read first, then gives root up for good, and only then looks 
 FIFOs and lies in it reach no further than their owner.
 """
 
+import contextlib
 import os
+import pwd
+import shlex
 import stat
+from collections.abc import Iterator
+
+from worker.errors import StateError
 
 
 def owner(path: str) -> tuple[int, int] | None:
@@ -55,3 +61,50 @@ def give_up(path: str) -> None:
     os.setgroups([])
     os.setresgid(group, group, group)
     os.setresuid(user, user, user)
+
+
+@contextlib.contextmanager
+def of_owner(path: str) -> Iterator[None]:
+    """Within the block have the rights of the owner of `path`, where that is somebody else than root, who we are.
+
+    For what root asks for by its name in a folder that another one may write: what a link there leads to is opened
+    only if its owner may open it.  Raises OSError.
+    """
+    found = owner(path) if os.geteuid() == 0 else None
+    if found is None:
+        yield
+        return
+    before, mine = os.getgroups(), os.getegid()
+    user, group = found
+    os.setgroups([])
+    os.setegid(group)
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(mine)
+        os.setgroups(before)
+
+
+def refuse_to_work(root: str, command: str) -> None:
+    """Let root not work in a state folder of another user's, who decides what is in the way of what root writes.
+
+    `command`: the words behind agentctl with which that user would.  Raises StateError with two ways out.
+    """
+    if os.geteuid() != 0:
+        return
+    try:
+        user = os.stat(root).st_uid
+    except OSError:
+        return  # there is none yet, or it says itself what is wrong with it
+    if user == 0:
+        return
+    try:
+        name = pwd.getpwuid(user).pw_name
+    except KeyError:
+        name = f"'#{user}'"
+    what = f"{root}: belongs to {name}, and root does not work in a folder that another user may write"
+    place = shlex.quote(root)
+    hint = f"be that user: sudo -u {name} agentctl {command} --state {place}; or make it root's: chown -R root: {place}"
+    raise StateError(what, hint)

@@ -7,6 +7,7 @@ file does (or that is to be set aside).  What was here before is kept; see worke
 import contextlib
 import os
 import pwd
+import shlex
 import shutil
 import sys
 import time
@@ -82,6 +83,11 @@ def _open(name: str) -> _Source:
     if name == "-":
         return _Source("standard input", None, None, sys.stdin.buffer.read())
     path = os.path.abspath(name)
+    with privileges.of_owner(path):
+        return _open_file(name, path)
+
+
+def _open_file(name: str, path: str) -> _Source:
     try:
         file = open(files.open_plain(path), "rb")  # noqa: SIM115 - until the process ends
         if file.read(len(SQLITE)) != SQLITE:
@@ -100,8 +106,15 @@ def _open(name: str) -> _Source:
         if os.path.isdir(path):
             hint = f"name the file: {name.rstrip('/')}/checkpoint.json"
             raise StateError(f"{name}: is a folder", hint) from None
-        raise StateError(f"{exc.filename or name}: cannot be read: {exc.strerror}") from exc
+        raise StateError(f"{exc.filename or name}: cannot be read: {exc.strerror}", _advice(exc, path)) from exc
     return _Source(name, file, log, b"", ending)
+
+
+def _advice(exc: OSError, path: str) -> str:
+    """Return what to do about a copy of root's that lies in another user's folder, where only he counts."""
+    if not isinstance(exc, PermissionError) or os.getuid() != 0:
+        return ""
+    return f"the folder is not root's, so only what its owner may read counts: sudo mv {shlex.quote(path)} /root/"
 
 
 def _run_of(config_path: str) -> tuple[str, str, bool] | None:

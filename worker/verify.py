@@ -34,9 +34,12 @@ def verify(paths: Sequence[str], root: str, unit: Installed | None) -> int:
 
     `root`: the state folder of the run that goes on here, if it does.
     """
-    asked = [(path, _named(path)) for path in paths]
     if os.geteuid() != 0:
-        return _verify(asked, {}, _here(root, unit))
+        return _verify([(path, _named(path)) for path in paths], {}, _here(root, unit))
+    asked = []
+    for path in paths:
+        with privileges.of_owner(path):
+            asked.append((path, _named(path)))
     opened = {name: _open(name) for _path, names in asked for name in names}
     privileges.give_up(root)
     with tempfile.TemporaryDirectory(prefix="agent-verify-") as private:
@@ -68,7 +71,8 @@ def _open(name: str) -> dict[str, int]:
     """Return descriptors of a file and of the logs beside it, by the ending of their names."""
     found: dict[str, int] = {}
     for ending in ("", *LOGS):
-        with contextlib.suppress(OSError):  # of the file itself it is met again, and said
+        # Of the file itself it is met again, and said.
+        with contextlib.suppress(OSError), privileges.of_owner(name):
             found[ending] = files.open_plain(name + ending)
     return found
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.system.machine import Machine, MachineError
 from tests.system.supervisor import HOST, why_not
+from tests.system.tree import base_tree, why_not_build
 
 LOG_LINES = "100"
 
@@ -63,6 +65,36 @@ def agent(installed_image: Path) -> Iterator[Machine]:
         units = (installed_image / "enabled").read_text().split()
         if units:
             m.run(["systemctl", "enable", *units])
+        yield m
+
+
+@pytest.fixture(scope="session")
+def release(needs_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """Return what makes, once, a Debian of some name with the agent installed: its tree, and the layer above it."""
+
+    @functools.cache
+    def made(suite: str) -> tuple[Path, Path]:
+        if reason := why_not_build():
+            pytest.skip(reason)
+        base = base_tree(suite)
+        return base, install(base, tmp_path_factory.mktemp(suite))
+
+    return made
+
+
+@pytest.fixture(scope="module", params=["host", "trixie"])
+def image(request: pytest.FixtureRequest, release: Callable[[str], tuple[Path, Path]]) -> tuple[Path, Path]:
+    """Each release of systemd in turn, with the agent installed: its tree, and the layer above it."""
+    if request.param == "host":
+        return Path(HOST), request.getfixturevalue("installed_image")
+    return release(request.param)
+
+
+@pytest.fixture
+def on_each(image: tuple[Path, Path]) -> Iterator[Machine]:
+    """A machine of each release, with the agent installed but neither enabled nor started."""
+    base, layer = image
+    with Machine(base, layers=[layer]) as m:
         yield m
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.system.machine import Machine
 from tests.system.service import Service
+from worker.errors import OK, STATE_UNUSABLE
 
 pytestmark = pytest.mark.system
 
@@ -64,6 +65,11 @@ LOOKS = [
     "agentctl status --json",
     "agentctl alert agent",
 ]
+
+
+@pytest.fixture
+def agent(on_each: Machine) -> Machine:
+    return on_each
 
 
 def finished(machine: Machine) -> Service:
@@ -165,6 +171,54 @@ def test_s16_links_in_the_state_folder_show_root_nothing(agent: Machine) -> None
     )
     shown = agent.run("agentctl log --output a; agentctl log a", check=False)
     assert "secret\n" not in shown.out
+
+
+# A FIFO of root's lets whoever waits to write to it go on when somebody opens it to read.
+TRAP = "rm -f /root/keys /run/opened; mkfifo -m 600 /root/keys; (: >/root/keys; touch /run/opened) >/dev/null 2>&1 &"
+LINKS = """
+import os, pathlib, shutil
+copy = pathlib.Path("/var/lib/agent/copy"); copy.mkdir(exist_ok=True)
+head = bytearray((copy.parent / "ledger.db").read_bytes()); head[18:20] = b"\\2\\2"  # has a log beside it
+(copy / "log.db").write_bytes(head)
+for name in ("log.db-wal", "checkpoint.json", "ledger.db"): (copy / name).symlink_to("/root/keys")
+"""
+
+
+def test_s16_what_a_copy_of_the_steps_leads_to_is_opened_with_their_rights(agent: Machine) -> None:
+    """
+    S16, where root names a file in their folder: it was opened as root, and laid out where the agent may read it.
+    """
+    finished(agent)
+    as_step(agent, LINKS)
+    for command in ("verify-copy {}", "verify-copy {}/log.db", "restore {}/ledger.db", "restore {}/log.db"):
+        agent.run(TRAP)
+        done = agent.run(f"timeout 20 agentctl {command.format('/var/lib/agent/copy')}", check=False)
+        assert agent.run("ls /run/opened", check=False).rc != 0, command
+        assert done.rc in (OK, STATE_UNUSABLE), done
+        assert "Traceback" not in done.err
+    # What is root's, where only root may write, he may take along.
+    agent.run(
+        "agentctl export /root/run.db && agentctl verify-copy /root/run.db && agentctl restore /root/run.db --force"
+    )
+
+
+def test_root_works_in_no_folder_of_the_steps(agent: Machine) -> None:
+    """
+    A worker that root starts by hand would write through the steps' links (S1): it is told how to start it instead.
+    """
+    finished(agent)
+    agent.write("/root/list.yaml", "run: r1\ntasks: [{id: a, run: 'true'}, {id: b, run: 'true'}]\n")
+    names = ".writable checkpoint.json .checkpoint.json.new lock"
+    agent.run(f"cd /var/lib/agent && for name in {names}; do ln -sf /etc/victim $name; done", user="agent")
+    for command in ("agentctl run /root/list.yaml --state /var/lib/agent", "agentctl run"):
+        done = agent.run(command, check=False)
+        assert (done.rc, done.err.count("\n")) == (STATE_UNUSABLE, 1), done
+        assert "belongs to agent" in done.err
+        assert agent.read("/etc/victim") == "precious\n"
+    agent.run(f"cd /var/lib/agent && rm {names}")
+    way_out = done.err.partition("be that user: ")[2].partition(";")[0]
+    agent.run(way_out.replace("sudo -u agent", "runuser -u agent --"))  # as printed, where there is no sudo
+    assert agent.run("find /var/lib/agent -user root").out == ""
 
 
 def test_a_person_in_her_own_right_stays_who_she_is(agent: Machine) -> None:

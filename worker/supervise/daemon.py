@@ -3,9 +3,10 @@
 import faulthandler
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping
 
-from worker import alert, folder, journal, ping, startup
+from worker import alert, folder, journal, ping, privileges, startup
 from worker.alert import Alert
 from worker.contact import Ping
 from worker.errors import OK, WORK_LEFT, AgentError, ConfigError, StateError
@@ -39,7 +40,9 @@ def run(path: str, state_folder: Callable[[str], str], environ: Mapping[str, str
     try:
         settings = sandbox.load(path)
         log = Journal(settings.run, send)
-        return _supervise(path, settings, _make(state_folder(settings.name)), log, environ)
+        root = state_folder(settings.name)
+        privileges.refuse_to_work(root, f"supervise {shlex.quote(path)}")
+        return _supervise(path, settings, _make(root), log, environ)
     except ConfigError as exc:
         for problem in exc.problems:
             log.event("warning", str(problem), priority=ERROR)
@@ -156,6 +159,7 @@ def _record(settings: Sandbox, root: str) -> Record:
 def show_status(path: str, state_folder: Callable[[str], str], as_json: bool) -> int:
     """Print what the record says."""
     root = state_folder(sandbox.load(path).name)
+    privileges.give_up(root)
     known = record.load(root)
     if known is None:
         raise StateError(f"{root}: nothing has been supervised here", f"begin: agentctl supervise {path}")
