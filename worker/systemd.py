@@ -3,7 +3,9 @@
 Outside a service, or where the sdnotify package is missing, every call does nothing.
 """
 
+import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +13,9 @@ from typing import Any
 _STATUS_EVERY = 0.5
 # A socket that is full must not hold up a step; the next ping comes in a few seconds anyway.
 _SEND_TIMEOUT = 0.04
+# What it does not take at once of what it is to keep is offered again so often; for so long before somebody is told,
+# and for so long once more when this worker ends.
+_OFFER_EVERY, _OFFER_QUIETLY, _OFFER_AT_LAST = 0.1, 5.0, 5.0
 # PID 1 reads what it is sent before it starts anything; only one that hangs takes this long.
 _HEARD_WITHIN = 30.0
 _FIRST = 3  # SD_LISTEN_FDS_START
@@ -25,6 +30,8 @@ class Notifier:
         self._warned = False
         self._status: str | None = None
         self._status_at = float("-inf")
+        self._owed: dict[str, int | None] = {}  # what systemd is still to keep under a name: a copy, None for nothing
+        self._owed_since = 0.0
         self._socket = _connect(environ, warn)
         self.interval = watchdog_interval(environ, os.getpid(), warn) if self._socket else None
 
@@ -40,18 +47,22 @@ class Notifier:
         self.flush(now)
 
     def flush(self, now: float) -> float | None:
-        """Send a status that was held back if its time has come; return when to call again, or None."""
+        """Send what was held back if its time has come; return when to call again, or None."""
+        again = None if self._offer(now) else now + _OFFER_EVERY
         if self._status is None or self._socket is None:
-            return None
+            return again
         if now < self._status_at + _STATUS_EVERY:
-            return self._status_at + _STATUS_EVERY
+            return min(again or math.inf, self._status_at + _STATUS_EVERY)
         self._send(f"STATUS={self._status}")
         self._status, self._status_at = None, now
-        return None
+        return again
 
     def stopping(self, status: str, seconds: float) -> None:
         """Say that the worker is ending and may need `seconds` more for it."""
         self._status = None
+        gives_up = time.monotonic() + _OFFER_AT_LAST
+        while not self._offer(now := time.monotonic()) and now < gives_up:
+            time.sleep(_OFFER_EVERY)
         self._send(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     def passing(self) -> None:
@@ -85,24 +96,65 @@ class Notifier:
         self._send("RELOADING=1")
 
     def store(self, name: str, fd: int) -> None:
-        """Let systemd keep a copy of `fd` for the next life of this service (FDSTORE=1, sd_pid_notify_with_fds(3))."""
-        if self._socket is None:
-            return
-        import socket
+        """Let systemd keep a copy of `fd` for the next life of this service (FDSTORE=1, sd_pid_notify_with_fds(3)).
 
-        try:
-            socket.send_fds(self._socket.socket, [f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0".encode()], [fd])
-        except OSError as exc:
-            self._warn(f"systemd does not take a descriptor ({exc}); this step will not outlive its worker")
+        On a busy machine it may take it later, from `flush`: until then the step does not outlive this worker.  Raises
+        OSError if there is no descriptor to be had for that.
+        """
+        self._keep(name, fd, instead=False)
 
     def replace(self, name: str, fd: int) -> None:
-        """Let systemd keep `fd` under that name, and nothing else."""
-        self.discard(name)
-        self.store(name, fd)
+        """Let systemd keep `fd` under that name, and nothing else.  Raises OSError as `store` does."""
+        self._keep(name, fd, instead=True)
 
     def discard(self, name: str) -> None:
         """Let systemd close its copies of that name."""
-        self._send(f"FDSTOREREMOVE=1\nFDNAME={name}")
+        self._keep(name, None, instead=True)
+
+    def _keep(self, name: str, fd: int | None, instead: bool) -> None:
+        """Do so now, unless it has to wait behind others."""
+        if self._socket is None or (not self._owed and self._hand_over(name, fd, instead)):
+            return
+        if not self._owed:
+            self._owed_since = time.monotonic()
+        copy = None if fd is None else os.dup(fd)
+        if (before := self._owed.pop(name, None)) is not None:
+            os.close(before)
+        self._owed[name] = copy
+
+    def _hand_over(self, name: str, fd: int | None, instead: bool) -> bool:
+        """Return whether systemd has taken it."""
+        import socket
+
+        assert self._socket is not None
+        try:
+            if instead:
+                self._socket.socket.send(f"FDSTOREREMOVE=1\nFDNAME={name}".encode())
+            if fd is not None:
+                socket.send_fds(self._socket.socket, [f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0".encode()], [fd])
+        except OSError:
+            return False
+        return True
+
+    def _offer(self, now: float) -> bool:
+        """Offer again, without a wait, what systemd has not taken; return whether nothing is left of that."""
+        if not self._owed:
+            return True
+        assert self._socket is not None
+        self._socket.socket.settimeout(0)
+        try:
+            for name, fd in list(self._owed.items()):
+                if not self._hand_over(name, fd, instead=True):
+                    break
+                del self._owed[name]
+                if fd is not None:
+                    os.close(fd)
+        finally:
+            self._socket.socket.settimeout(_SEND_TIMEOUT)
+        if self._owed and now > self._owed_since + _OFFER_QUIETLY:
+            self._owed_since = math.inf  # said once
+            self._warn("systemd takes no descriptors; until it does, a step does not outlive its worker")
+        return not self._owed
 
     def _send(self, message: str) -> None:
         if self._socket is None:

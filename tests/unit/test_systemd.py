@@ -1,5 +1,6 @@
 """The line to systemd: pings when asked for, silence otherwise, and never a delay."""
 
+import contextlib
 import os
 import socket
 import time
@@ -94,6 +95,78 @@ def test_a_full_socket_costs_little_and_one_warning(listener: socket.socket) -> 
     assert time.process_time() - began < 0.05, "it spins instead of giving up"
     assert len(said) == 1
     filler.close()
+
+
+def fill(path: str) -> int:
+    """Fill the queue of a socket that nobody reads; return how many messages are in it."""
+    total, before = 0, -1
+    while total > before:  # one socket may have no room for all
+        before = total
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as filler, contextlib.suppress(BlockingIOError):
+            filler.setblocking(False)
+            filler.connect(path)
+            while True:
+                filler.send(b"x")
+                total += 1
+    return total
+
+
+def received(listener: socket.socket) -> tuple[str, str | None]:
+    """Return the next message, and what is read from the descriptor beside it."""
+    text, fds, _flags, _address = socket.recv_fds(listener, 4096, 4)
+    if not fds:
+        return text.decode(), None
+    with os.fdopen(fds[0], "rb") as file:
+        return text.decode(), file.read().decode()
+
+
+def readable(text: str) -> int:
+    read, write = os.pipe()
+    os.write(write, text.encode())
+    os.close(write)
+    return read
+
+
+def test_s34_what_systemd_does_not_take_at_once_is_offered_again(listener: socket.socket) -> None:
+    """
+    S34: on a busy machine a step loses nothing: the newest of each name, whole, in order, although the giver has
+    closed it, and without a delay for those that come behind.
+    """
+    said: list[str] = []
+    notifier = Notifier(os.environ, said.append)
+    count = fill(os.environ["NOTIFY_SOCKET"])
+    began = time.monotonic()
+    for name, text in (("slot-0.out", "old"), ("slot-0.err", "err"), ("slot-0.out", "new")):
+        fd = readable(text)
+        notifier.replace(name, fd)
+        os.close(fd)
+    notifier.discard("slot-1.out")
+    assert time.monotonic() - began < 5, "each of them waits"
+    assert notifier.flush(began) == pytest.approx(began + 0.1)
+    for _ in range(count):
+        assert listener.recv(10) == b"x"
+    assert notifier.flush(began + 0.1) is None
+    assert [received(listener) for _ in range(5)] == [
+        ("FDSTOREREMOVE=1\nFDNAME=slot-0.err", None),
+        ("FDSTORE=1\nFDNAME=slot-0.err\nFDPOLL=0", "err"),
+        ("FDSTOREREMOVE=1\nFDNAME=slot-0.out", None),
+        ("FDSTORE=1\nFDNAME=slot-0.out\nFDPOLL=0", "new"),
+        ("FDSTOREREMOVE=1\nFDNAME=slot-1.out", None),
+    ]
+    assert said == []
+    notifier.store("slot-2.out", readable("more"))
+    assert received(listener) == ("FDSTORE=1\nFDNAME=slot-2.out\nFDPOLL=0", "more")
+
+
+def test_s34_a_systemd_that_takes_nothing_is_said_once(listener: socket.socket) -> None:
+    said: list[str] = []
+    notifier = Notifier(os.environ, said.append)
+    fill(os.environ["NOTIFY_SOCKET"])
+    notifier.store("slot-0.out", readable(""))
+    now = time.monotonic()
+    for later in (1, 6, 7):
+        assert notifier.flush(now + later) == pytest.approx(now + later + 0.1)
+    assert said == ["systemd takes no descriptors; until it does, a step does not outlive its worker"]
 
 
 @pytest.mark.parametrize("kind", ["missing", "stream", "empty"])
