@@ -6,6 +6,7 @@ asked and say what a test wants them to.  The supervisor, its files, its command
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -162,6 +163,13 @@ class World:
     def command(self, point: str = "", number: int = 0) -> list[str]:
         driven = [sys.executable, "-c", DRIVER, point, str(number)]
         return [*driven, "supervise", str(self.root / "sandbox.yaml"), "--state", str(self.root / "state")]
+
+    def own(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run a supervisor without --state, whose state is below this world's parent."""
+        driven = [sys.executable, "-c", DRIVER, "", "0", "supervise", str(self.root / "sandbox.yaml"), *options]
+        env = {name: value for name, value in os.environ.items() if name != "STATE_DIRECTORY"}
+        env["XDG_STATE_HOME"] = str(self.root.parent / "home")
+        return subprocess.run(driven, cwd=SOURCE, env=env, capture_output=True, text=True, timeout=60)
 
     def calls(self) -> list[str]:
         """Return the provider's commands that were run, in order, each with the machine's number."""

@@ -364,16 +364,18 @@ def _supervise(options: argparse.Namespace) -> int:
     from worker.supervise import daemon
 
     sandbox = _absolute(options.sandbox)
+    named = options.state or os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    of_unit = os.path.dirname(sandbox) == f"{CONFIG_FOLDER}/supervisor"  # what agent-supervisor@ keeps alive
 
     def folder(name: str) -> str:
-        if options.state or "STATE_DIRECTORY" in os.environ:
-            return _absolute(options.state or os.environ["STATE_DIRECTORY"].split(":")[0])
-        if os.path.dirname(sandbox) == f"{CONFIG_FOLDER}/supervisor":  # what agent-supervisor@ keeps alive
+        if named:
+            return _absolute(named)
+        if of_unit:
             return f"{STATE_FOLDER}/agent-supervisor/{os.path.splitext(os.path.basename(sandbox))[0]}"
         return os.path.join(_own_state(os.environ), "agent-supervisor", name)
 
     if options.test_alert:
         return daemon.rehearse(sandbox, os.environ)
     if options.status:
-        return daemon.show_status(sandbox, folder, as_json=options.json)
-    return daemon.run(sandbox, folder, os.environ)
+        return daemon.show_status(sandbox, folder, options.json, chosen=bool(named or of_unit))
+    return daemon.run(sandbox, folder, os.environ, chosen=bool(named or of_unit))

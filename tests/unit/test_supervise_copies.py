@@ -108,7 +108,7 @@ def test_what_has_come_when_a_machine_is_given_up_is_taken_in_and_the_rest_is_dr
         (world.root / "stuck").touch()
     settings = sandbox.load(str(world.root / "sandbox.yaml"))
     now = moment()
-    machine, known = Machine(1, "m-1", "m-1", WORKING, now, now), record.new("m", "job", now)
+    machine, known = Machine(1, "m-1", "m-1", WORKING, now, now), record.new("m", "job", "/m.yaml", now)
     clockwork = Clockwork(Notifier({}, print))
     runner = Runner(f"{state}/copying", clockwork.idle)
     book = Book(str(state), known, Journal("job", lambda *_: None))

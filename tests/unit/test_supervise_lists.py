@@ -1,5 +1,6 @@
 """The list that a supervised run works through: what of it reaches which machine, and when."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ from typing import IO
 import pytest
 
 from tests.supervision import DONE, SOURCE, TWO_MACHINES, World
+from worker.errors import STATE_UNUSABLE
 from worker.supervise import parcel
 
 pytestmark = pytest.mark.programs
@@ -180,3 +182,40 @@ def read_until(stream: IO[str], text: str) -> list[str]:
         if text in line:
             return lines
     raise AssertionError(f"{text!r} was not said: {lines}")
+
+
+def test_two_files_of_one_name_do_not_share_a_record(tmp_path: Path) -> None:
+    """
+    N5: the second one is not said to be done because the first one is; it is told which it met, and the ways out.
+    """
+    first, second = World(tmp_path / "p", DONE), World(tmp_path / "q", DONE)
+    assert first.own().returncode == 0
+    done = second.own()
+    assert done.returncode == STATE_UNUSABLE, done.stderr
+    assert f"keeps the run of {first.root}/sandbox.yaml alive, not of {second.root}/sandbox.yaml" in done.stderr
+    assert second.own("--status").returncode == STATE_UNUSABLE
+    assert not (second.root / "log").exists()
+    assert second.own("--state", str(tmp_path / "other")).returncode == 0
+    assert second.words() == "create1 put1 start1 pause1"
+
+
+def test_a_record_of_an_earlier_version_is_that_of_the_file_that_goes_on_with_it(tmp_path: Path) -> None:
+    """
+    N5: and one whose file has been moved is gone on with when it is named.
+    """
+    first, second = World(tmp_path / "p", DONE), World(tmp_path / "q", DONE)
+    assert first.own().returncode == 0
+    record = tmp_path / "home/agent-supervisor/sandbox/machines.json"
+    content = json.loads(record.read_text())
+    del content["file"]
+    record.write_text(json.dumps(content))
+    assert first.own().returncode == 0
+    assert json.loads(record.read_text())["file"] == f"{first.root}/sandbox.yaml"
+    assert second.own().returncode == STATE_UNUSABLE
+    assert second.own("--state", str(record.parent)).returncode == 0
+    assert not (second.root / "log").exists()
+    assert first.own().returncode == STATE_UNUSABLE
+    (tmp_path / "link").symlink_to(second.root)
+    linked = World.__new__(World)
+    linked.root = tmp_path / "link"
+    assert linked.own("--status").returncode == 0

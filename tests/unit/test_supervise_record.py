@@ -19,7 +19,7 @@ def test_what_is_saved_is_found_again(tmp_path: Path) -> None:
     """
     A restarted supervisor knows each machine, and what had been noted about it.
     """
-    known = record.new("nightly", "job", NOW).add(NOW)
+    known = record.new("nightly", "job", "/nightly.yaml", NOW).add(NOW)
     machine = known.machine
     assert machine is not None
     later = Moment(2000.0, 1010.0, "boot")
@@ -34,7 +34,7 @@ def test_machines_have_names_that_no_other_supervision_uses(tmp_path: Path) -> N
     """
     Two supervisions of the same name, on the same account, do not take each other's machines.
     """
-    first, second = (record.new("nightly", "job", NOW).add(NOW).machine for _ in range(2))
+    first, second = (record.new("nightly", "job", "/nightly.yaml", NOW).add(NOW).machine for _ in range(2))
     assert first is not None and second is not None and first.name != second.name
     assert first.name.startswith("nightly-") and first.name.endswith("-1")
 

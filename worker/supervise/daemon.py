@@ -1,5 +1,6 @@
 """The supervisor from its start to its exit status: read, check, lock, go on from the record."""
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -31,8 +32,11 @@ from worker.timespan import show
 _TELLING = 130.0
 
 
-def run(path: str, state_folder: Callable[[str], str], environ: Mapping[str, str]) -> int:
-    """Keep the run of a sandbox file alive; return the exit status, which means what a worker's does."""
+def run(path: str, state_folder: Callable[[str], str], environ: Mapping[str, str], chosen: bool = False) -> int:
+    """Keep the run of a sandbox file alive; return the exit status, which means what a worker's does.
+
+    `chosen`: the state folder is the file's whatever it keeps, and not found by the file's base name.
+    """
     startup.prepare_daemon()
     faulthandler.enable()  # systemd's watchdog kills with SIGABRT: our stack goes to the journal
     send = journal.sender(environ)
@@ -42,7 +46,7 @@ def run(path: str, state_folder: Callable[[str], str], environ: Mapping[str, str
         log = Journal(settings.run, send)
         root = state_folder(settings.name)
         privileges.refuse_to_work(root, f"supervise {shlex.quote(path)}")
-        return _supervise(path, settings, _make(root), log, environ)
+        return _supervise(path, settings, _make(root), log, environ, chosen)
     except ConfigError as exc:
         for problem in exc.problems:
             log.event("warning", str(problem), priority=ERROR)
@@ -52,7 +56,7 @@ def run(path: str, state_folder: Callable[[str], str], environ: Mapping[str, str
         return exc.exit_status
 
 
-def _supervise(path: str, settings: Sandbox, root: str, log: Journal, environ: Mapping[str, str]) -> int:
+def _supervise(path: str, settings: Sandbox, root: str, log: Journal, environ: Mapping[str, str], chosen: bool) -> int:
     folder.lock(root)  # until the process ends
     notifier = Notifier(environ, log.warning)
     clockwork = Clockwork(notifier)
@@ -60,7 +64,7 @@ def _supervise(path: str, settings: Sandbox, root: str, log: Journal, environ: M
     try:
         runner.end_left()
         beside.end_left()
-        book = Book(root, _record(settings, root), log)
+        book = Book(root, _record(settings, root, path, chosen), log)
         if not settings.shared:
             copy.load(root, settings.run)
         given = parcel.pack(root, settings)
@@ -144,25 +148,33 @@ def _make(root: str) -> str:
     return root
 
 
-def _record(settings: Sandbox, root: str) -> Record:
+def _record(settings: Sandbox, root: str, path: str, chosen: bool) -> Record:
     known = record.load(root)
     if known is None:
-        return record.new(settings.name, settings.run, moment())
+        return record.new(settings.name, settings.run, path, moment())
+    if not chosen:
+        record.check_file(root, known, path)
     if known.run != settings.run:
         raise StateError(
             f"{root}: is of the run '{known.run}', not of '{settings.run}'",
             "give this one another name ('name:'), or another folder (--state)",
         )
+    if known.file != path:
+        known = known._replace(file=path)
+        with contextlib.suppress(OSError):  # it is tried again with what is noted next
+            record.save(root, known)
     return known
 
 
-def show_status(path: str, state_folder: Callable[[str], str], as_json: bool) -> int:
-    """Print what the record says."""
+def show_status(path: str, state_folder: Callable[[str], str], as_json: bool, chosen: bool = False) -> int:
+    """Print what the record says; `chosen` as for `run`."""
     root = state_folder(sandbox.load(path).name)
     privileges.give_up(root)
     known = record.load(root)
     if known is None:
         raise StateError(f"{root}: nothing has been supervised here", f"begin: agentctl supervise {path}")
+    if not chosen:
+        record.check_file(root, known, path)
     pid = folder.holder(root)
     if as_json:
         print(json.dumps(_facts(known, pid), indent=2, ensure_ascii=startup.json_ascii()))

@@ -5,8 +5,10 @@ before the worker is started there.  A supervisor that is killed at any moment f
 so it neither loses a machine nor makes a second one beside it.  One writer: the caller holds the folder's lock.
 """
 
+import contextlib
 import json
 import os
+import shlex
 from typing import Any, NamedTuple
 
 from worker import clock, files
@@ -89,6 +91,7 @@ class Record(NamedTuple):
     spend_lost: float = 0.0  # what machines had reported after the last copy that was gone on from
     steps: dict[str, Any] = {}  # noqa: RUF012 - counts of steps as last seen; never changed in place
     told: tuple[str, ...] = ()  # troubles of which somebody was told, and which are not over
+    file: str = ""  # the sandbox's; "" in one of an earlier version until it is gone on with
 
     @property
     def machine(self) -> Machine | None:
@@ -151,9 +154,24 @@ def save(root: str, record: Record) -> None:
     files.replace(path(root), [json.dumps(content, indent=1).encode() + b"\n"])
 
 
-def new(name: str, run: str, now: Moment) -> Record:
+def new(name: str, run: str, file: str, now: Moment) -> Record:
     """Return the record of a supervision that begins."""
-    return Record(name, run, os.urandom(3).hex(), now)
+    return Record(name, run, os.urandom(3).hex(), now, file=file)
+
+
+def check_file(root: str, known: Record, file: str) -> None:
+    """Raise StateError if the record is that of another sandbox's file, of the same base name say."""
+    if known.file in ("", file):
+        return
+    with contextlib.suppress(OSError):
+        if os.path.samefile(known.file, file):
+            return
+    here = shlex.quote(file)
+    raise StateError(
+        f"{root}: keeps the run of {known.file} alive, not of {file}",
+        f"give this one another name ('name:' in it), or another folder: agentctl supervise {here} --state DIR; "
+        f"if that file has become this one: agentctl supervise {here} --state {shlex.quote(root)}",
+    )
 
 
 _MOMENTS = ("made", "well", "awaited", "extended", "fence")
