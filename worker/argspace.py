@@ -6,7 +6,7 @@ What goes beyond is known before the run; met in it, it is "Argument list too lo
 import os
 from collections.abc import Iterable, Mapping
 
-from worker.task import ITEM, Command, Task, arguments
+from worker.task import ITEM, Task, commands
 
 LONGEST = 32 * 4096 - 1  # bytes of one, without its closing NUL (MAX_ARG_STRLEN)
 _ALL = min(os.sysconf("SC_ARG_MAX"), 2**21)  # a quarter of the usual limit on the stack
@@ -52,5 +52,4 @@ def size(texts: Iterable[str]) -> int:
 
 def _commands(task: Task) -> list[list[str]]:
     """Return the arguments of every program of a task; those of ours get theirs in a file if need be."""
-    given: list[Command | None] = [task.run, task.before, task.after, task.check, task.expect and task.expect.run]
-    return [arguments(command) for command in given if command is not None] or [[]]
+    return commands(task) or [[]]

@@ -92,6 +92,7 @@ class Attempt:
         self._owes = False  # the ledger does not know yet what it has spent
         self._held_since: float | None = None  # since when a person holds it still (monotonic clock)
         self._note: str | None = None
+        self._secrets: str | None = None
         self._saved_before: savedfiles.Seen | None = None
         self._may_go_on = may_go_on
         self._places = places
@@ -137,11 +138,11 @@ class Attempt:
         self.limits = Limits(started, self.step.task)
         self._effort = Effort(self._family, self.limits.stall_after / 4, self._events.now)
 
-    def _prepare(self, base: Mapping[str, str], note: str | None) -> None:
+    def _prepare(self, base: Mapping[str, str], note: str | None, secrets: str | None = None) -> None:
         self._note = note
-        secrets = self.slot.lay_out(self.step.task.secrets)
+        home, self._secrets = self.slot.settle_in(self.step.id, self.step.task.secrets, secrets)
         notify = self.slot.socket.path
-        self._env = environment.build(base, self.step, self.number, self._places, notify, note, secrets)
+        self._env = environment.build(base, self.step, self.number, self._places, notify, note, self._secrets, home)
 
     def _run(self, program: Program, now: float) -> None:
         self.limits.restart(now, program.own)
@@ -155,7 +156,8 @@ class Attempt:
         try:
             if self.step.task.cwd and not distant.answers(cwd):
                 raise process.SpawnError(f"cannot work in '{cwd}': {distant.SILENT}")
-            self._execution.start(program, self._env, cwd, self._memo)
+            ruleset = self.slot.ruleset(self.step.task, cwd, self._env)
+            self._execution.start(program, self._env, cwd, self._memo, ruleset)
         except (process.SpawnError, OSError) as exc:
             why = str(exc)
             if scarcity.code(exc) == errno.E2BIG:
@@ -464,6 +466,7 @@ class Attempt:
             "number": self.number,
             "claimed": self.claimed,
             "note": self._note,
+            "secrets": self._secrets,
             "started": [self.started, self.started_wall],
             "ask_first": self._ask_first,
             "programs": self._programs.memo(),
@@ -502,7 +505,7 @@ class Attempt:
         self.detail, self.deaths = memo["detail"], memo["deaths"]
         self._limit, self._interrupted_by, self._why, self.unknown = memo["end"]
         self._held_since = memo.get("held_since")
-        self._prepare(base, memo["note"])
+        self._prepare(base, memo["note"], memo.get("secrets"))
         lost = ""
         try:
             self.output.resume(self._places.output(self.step.id), memo["output"])

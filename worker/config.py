@@ -291,6 +291,7 @@ def _build(mark: Mark, values: dict[str, Any]) -> Task:
         watchdog=values.get("watchdog"),
         progress_every=values.get("progress_every"),
         retry=values["retry"],
+        confine=values.get("confine"),
     )
 
 

@@ -178,10 +178,10 @@ class Crew:
             self._disk.persist(log.path, lambda: log.keep(self._places.log(step.id, attempt.number)))
         return Ended(attempt, verdict, ending, end.found, past.unsure)
 
-    def dismiss(self, attempt: Attempt) -> None:
+    def dismiss(self, attempt: Attempt, done: bool = False) -> None:
         """Forget an attempt that is over and was committed, or whose claim was lost; its slot is free then."""
         del self.running[attempt.step.id]
-        attempt.slot.clear(self._places.state(attempt.step.id))
+        attempt.slot.clear(attempt.step.id, done)
         self._slots.give(attempt.slot)
 
     def slots(self) -> set[int]:
@@ -210,6 +210,7 @@ class Crew:
             return None
         log, output = self._persist(lambda: (self._ledger.log(row.seq), self._ledger.output(row.seq) or b""))
         try:
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             notes.write(path, row, log, output, past, step.task.retry, self.budget_left())
         except OSError as exc:
             self._journal.warning(f"{path}: cannot be written ({exc.strerror}); {step.id} goes without")

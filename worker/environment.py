@@ -57,12 +57,15 @@ def build(
     notify: str,
     note: str | None,
     secrets: str | None,
+    home: str | None,
 ) -> dict[str, str]:
-    """Return the whole environment of attempt `number` of `step`; the last three are paths.
+    """Return the whole environment of attempt `number` of `step`; the last four are paths.
+
+    Without a home of its own it has the worker's.
 
     Raises ConfigError if an env_file can no longer be read.
     """
-    env = dict(base) | _said(Given(step.task.env, step.task.env_files))
+    env = dict(base) | ({} if home is None else {"HOME": home}) | _said(Given(step.task.env, step.task.env_files))
     env.update(
         AGENT_RUN=places.run,
         AGENT_STEP=step.id,

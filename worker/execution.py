@@ -64,8 +64,15 @@ class Execution:
         self._gone = gone
         self._leader = Leader(family, slot.shelter, events, self._on_exit)
 
-    def start(self, program: Program, env: Mapping[str, str], cwd: str, memo: Callable[[], dict[str, Any]]) -> None:
-        """Spawn `program`.  `memo` returns what a worker to come is to know of the attempt.
+    def start(
+        self,
+        program: Program,
+        env: Mapping[str, str],
+        cwd: str,
+        memo: Callable[[], dict[str, Any]],
+        ruleset: int | None,
+    ) -> None:
+        """Spawn `program`, confined by `ruleset`.  `memo` returns what a worker to come is to know of the attempt.
 
         Raises SpawnError, and OSError for want of descriptors.
         """
@@ -80,7 +87,7 @@ class Execution:
             argv = self._slot.hand(program.argv)
         except OSError as exc:
             raise process.SpawnError(f"its arguments cannot be written: {exc.strerror}") from exc
-        pipes = self._leader.start(argv, env, cwd)
+        pipes = self._leader.start(argv, env, cwd, ruleset)
         points.at("program-started")
         if pipes is not None:
             self._streams.attach(pipes, program.gives_result)

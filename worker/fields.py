@@ -13,7 +13,7 @@ from typing import Any
 from worker import argspace, envfile, plural, schema
 from worker.errors import TEMPORARY, Mark, Problem, quote
 from worker.schema import Source, Table, Wrong
-from worker.task import Command, Foreach, Glob, Items, Lines, Range, Retry
+from worker.task import Command, Confine, Foreach, Glob, Items, Lines, Range, Retry
 from worker.yamlfile import Mapping, Node, Scalar, Sequence
 
 LONGEST_ID = 100
@@ -213,6 +213,13 @@ def _key(node: Node, source: Source) -> str:
     return value
 
 
+def _confine(node: Node, source: Source) -> Confine:
+    """`yes` or `no`, or what a confined step may write besides."""
+    if type(node) is Mapping:
+        return Confine(True, schema.fields(node, _CONFINE, source, ("write",)).get("write", ()))
+    return Confine(schema.choice("yes", "no")(node, source) == "yes")
+
+
 def _expect(node: Node, source: Source) -> dict[str, Any]:
     return schema.fields(node, _EXPECT, source)
 
@@ -240,6 +247,7 @@ _HTTP: Table = {
     "file": schema.path,
     "timeout": schema.positive_span,
 }
+_CONFINE: Table = {"write": schema.list_of(schema.path)}
 _EXPECT: Table = {
     "file": schema.text,
     "matches": _pattern,
@@ -253,6 +261,7 @@ DEFAULTS: Table = {
     "env_file": _env_files,
     "secrets": _list_or_none(schema.name(LONGEST_ID)),
     "cwd": schema.marked(schema.path),
+    "confine": _confine,
     "timeout": schema.limit,
     "stall_after": schema.limit,
     "watchdog": schema.positive_span,

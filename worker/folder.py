@@ -4,6 +4,7 @@ STATE/ledger.db            what was tried and done (and its -wal, -shm, or -jour
 STATE/checkpoint.json      the run in one portable file
 STATE/out/STEP             results, whole
 STATE/steps/STEP/          a step's own folder, kept between its attempts
+STATE/home/STEP/           its HOME where the worker is a unit's, kept until it is done
 STATE/log/STEP.NUMBER      the log of an attempt that wrote a lot of it
 STATE/work/                where steps work unless the task says otherwise
 STATE/runs/NAME/           the same of another run that was here before
@@ -85,6 +86,14 @@ class Places(NamedTuple):
         """Where the steps have their own folders."""
         return f"{self.root}/steps"
 
+    @property
+    def homes(self) -> str:
+        """Where steps have their homes."""
+        return f"{self.root}/home"
+
+    def home(self, step: str) -> str:
+        return f"{self.homes}/{_entry(step)}"
+
     def log(self, step: str, number: int) -> str:
         return f"{self.root}/log/{_entry(step)}.{number}"
 
@@ -95,12 +104,16 @@ class Places(NamedTuple):
     def notify(self, slot: int) -> str:
         return f"{self.runtime}/notify.{slot}"
 
+    def given(self, slot: int) -> str:
+        """A folder with what the step in a slot is to read."""
+        return f"{self.runtime}/given.{slot}"
+
     def note(self, slot: int) -> str:
-        return f"{self.runtime}/note.{slot}"
+        return f"{self.given(slot)}/note"
 
     def spec(self, slot: int) -> str:
         """Where a program of ours finds arguments that are too long for the kernel."""
-        return f"{self.runtime}/spec.{slot}"
+        return f"{self.given(slot)}/spec"
 
     def report(self, slot: int, program: int) -> str:
         """Where a program in a slot leaves how it has ended."""
@@ -114,9 +127,6 @@ class Places(NamedTuple):
     def seen(self) -> str:
         """A file that says when the worker last looked around (monotonic clock)."""
         return f"{self.runtime}/seen"
-
-    def credentials(self, slot: int) -> str:
-        return f"{self.runtime}/credentials.{slot}"
 
 
 def prepare(root: str, runtime: str | None) -> str:

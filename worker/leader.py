@@ -36,12 +36,12 @@ class Leader:
         """Its pid; 0 before there was one."""
         return self._family.leader
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Pipes | None:
+    def start(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, ruleset: int | None) -> Pipes | None:
         """Start a program; return its pipes, None where its slot has pipes.  Raises SpawnError."""
         if self._shelter is not None:
-            self._family.leader = self._shelter.spawn(argv, env, cwd)
+            self._family.leader = self._shelter.spawn(argv, env, cwd, ruleset)
             return None
-        child = process.spawn(argv, env, cwd)
+        child = process.spawn(argv, env, cwd, ruleset)
         self._family.leader = child.pid
         return child.pipes
 

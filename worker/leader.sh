@@ -1,15 +1,14 @@
 #!/bin/sh
 # The first process of a program that can outlive the worker (see shelter.py):
-#     sh leader.sh CGROUP.PROCS REPORT PROGRAM [ARGUMENT...]
+#     sh leader.sh PROGRAM [ARGUMENT...] 3>REPORT 4>CGROUP.PROCS
 # It enters the cgroup, starts the program as its child, and writes down how that
 # ended; what the shell itself has to say of that ("Killed") goes into the report
 # too.  Signals that end the program let this one live for that long.
-echo 0 >"$1" || exit 125
-exec 3>&2 2>"$2"
+echo 0 >&4 || exit 125
+exec 4>&- 5>&2 2>&3 3>&-
 echo "pid $$" >&2
-shift 2
 trap : HUP INT QUIT USR1 USR2 ALRM TERM
-(exec "$@" 2>&3 3>&-)
+(exec "$@" 2>&5 5>&-)
 code=$?
 echo "exit $code" >&2
 exit "$code"

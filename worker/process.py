@@ -6,6 +6,7 @@ becomes a child of the worker, so none is lost from sight and none stays a zombi
 
 import contextlib
 import errno
+import functools
 import os
 import select
 import signal
@@ -145,10 +146,11 @@ def allow_descriptors(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Child:
+def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, ruleset: int | None = None) -> Child:
     """Start `argv` in `cwd` with exactly `env`, in a new session, standard input from /dev/null.
 
-    The child has our pipes as standard output and error and no other descriptor of ours.
+    The child has our pipes as standard output and error and no other descriptor of ours.  It is confined by `ruleset`,
+    a descriptor (see landlock.py).
     Raises SpawnError when the program or the folder is not there or may not be used, OSError for want of descriptors.
     """
     program = find_program(argv[0], env.get("PATH", DEFAULT_PATH), cwd)
@@ -158,7 +160,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> Child:
             read, write = os.pipe2(os.O_CLOEXEC)
             reads.append(read)
             writes.append(write)
-        pid = launch(program, argv, env, cwd, *writes)
+        pid = launch(program, argv, env, cwd, writes[0], writes[1], ruleset=ruleset)
     except (SpawnError, OSError):
         for fd in reads:
             os.close(fd)
@@ -180,25 +182,33 @@ def launch(
     stdout: int,
     stderr: int,
     stdin: int | None = None,
+    others: Sequence[int] = (),
+    ruleset: int | None = None,
 ) -> int:
-    """Start `program` as `spawn` does, with these descriptors; return its pid.  Raises SpawnError."""
+    """Start `program` as `spawn` does, with these descriptors; return its pid.  Raises SpawnError.
+
+    `others`, all above 9, become the child's 3, 4 and so on.
+    """
     from_null = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
+    given = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((stdout, stderr, *others), 1)]
+    start = functools.partial(
+        os.posix_spawn,
+        program,
+        list(argv),
+        dict(env),
+        file_actions=[from_null if stdin is None else (os.POSIX_SPAWN_DUP2, stdin, 0), *given],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=_RESET_SIGNALS,
+    )
     here = _open_here()
     try:
-        os.chdir(cwd)  # posix_spawn(3) has no portable way for this, and we have but one thread that spawns
-        return os.posix_spawn(
-            program,
-            list(argv),
-            dict(env),
-            file_actions=[
-                from_null if stdin is None else (os.POSIX_SPAWN_DUP2, stdin, 0),
-                (os.POSIX_SPAWN_DUP2, stdout, 1),
-                (os.POSIX_SPAWN_DUP2, stderr, 2),
-            ],
-            setsid=True,
-            setsigmask=(),
-            setsigdef=_RESET_SIGNALS,
-        )
+        os.chdir(cwd)  # posix_spawn(3) has no portable way for this, and no two threads spawn at a time
+        if ruleset is None:
+            return start()
+        from worker import landlock  # ctypes: not before the worker is ready
+
+        return landlock.within(ruleset, start)
     except (OSError, ValueError) as exc:
         reason = (exc.strerror or "") if isinstance(exc, OSError) else str(exc)
         raise SpawnError(cannot_start(program, cwd, reason)) from exc

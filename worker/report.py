@@ -14,6 +14,7 @@ from worker import (
     budget,
     clock,
     config,
+    confine,
     control,
     copies,
     files,
@@ -63,6 +64,8 @@ def check(path: str, unit_name: str, installed: bool) -> int:
     print(
         f"{path}: {plural.of(len(settings.tasks), 'task')}, {plural.of(len(steps.steps), 'step')}, run '{settings.run}'"
     )
+    for line in confine.describe(settings.tasks, installed):
+        print(line)
     return OK
 
 

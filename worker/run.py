@@ -254,7 +254,7 @@ class Run:
         recorded = self._persist(lambda: self._ledger.record(endings, claims, most))
         self._meter.closed([ending for ending in endings if ending.step not in recorded.lost])
         for entry in ended:
-            self._crew.dismiss(entry.attempt)
+            self._crew.dismiss(entry.attempt, entry.ending.outcome == DONE)
             self._broker.ended(entry.ending.step)
             points.at("attempt-dismissed")
         for attempt, verdict, ending, found, again in ended:

@@ -25,6 +25,7 @@ from worker.systemd import Notifier
 
 _FORMAT = 1
 _PAGE = 4096
+_LOW = 9  # descriptors up to this are given numbers of their own in a child
 _LEADER = os.path.join(os.path.dirname(__file__), "leader.sh")
 _REPORT = re.compile(r"pid (\d+)\n(.*?)(?:exit (\d+)\n)?", re.DOTALL)
 _BY_SIGNAL = 128
@@ -87,7 +88,7 @@ class Shelter:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(before)
 
-    def spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
+    def spawn(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, ruleset: int | None = None) -> int:
         """Start `argv` as process.spawn does, in the cgroup and with the pipes of the slot; return its leader's pid.
 
         Raises SpawnError.
@@ -96,13 +97,17 @@ class Shelter:
         if not os.access(program, os.X_OK):
             reason = "Permission denied" if os.path.exists(program) else "No such file or directory"
             raise SpawnError(process.cannot_start(program, cwd, reason))
-        words = ["sh", _LEADER, self.group.procs, self._report(), program, *argv[1:]]
+        words = ["sh", _LEADER, program, *argv[1:]]
         # Opened anew, so that what one program makes of them (O_NONBLOCK) is nothing to the next.
+        paths = [f"/proc/self/fd/{fd}" for fd in self.pipes[:2]]
         writes: list[int] = []
         try:
-            for fd in self.pipes[:2]:
-                writes.append(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC))
-            return process.launch("/bin/sh", words, env, cwd, *writes)
+            for path in paths:
+                writes.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+            # Where the leader is confined it could not open these itself.
+            writes.append(_high(_writable(self._report())))
+            writes.append(_high(_writable(self.group.procs)))
+            return process.launch("/bin/sh", words, env, cwd, writes[0], writes[1], others=writes[2:], ruleset=ruleset)
         finally:
             for fd in writes:
                 os.close(fd)
@@ -169,6 +174,21 @@ class Shelter:
         """Close our ends; everything else stays as it is."""
         for fd in (*self.pipes[:2], self._memo_fd):
             os.close(fd)
+
+
+def _writable(path: str) -> int:
+    """Open a file as a shell's redirection does."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+
+
+def _high(fd: int) -> int:
+    """Return a descriptor for the same file that is above 9; the other one is closed."""
+    if fd > _LOW:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOW + 1)
+    finally:
+        os.close(fd)
 
 
 def _new_pipe() -> int:

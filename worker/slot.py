@@ -5,17 +5,34 @@ list of many short steps would feel it.
 """
 
 import contextlib
-import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from worker import argspace, plan
+from worker.confine import Confinement, Own
+from worker.credentials import Vault
 from worker.folder import Places
+from worker.homes import Homes
 from worker.output import Spool
 from worker.process import NOTHING_INHERITED, Inherited
 from worker.shelter import Shelter
 from worker.signs import NotifySocket
 from worker.steps import IN_FILE
+from worker.task import Task
+
+
+class Means(NamedTuple):
+    """What all slots share, by which a step has something that no other step has."""
+
+    homes: Homes
+    vault: Vault
+    confinement: Confinement
+
+    @classmethod
+    def of(cls, places: Places, environ: Mapping[str, str], warn: Callable[[str], None]) -> "Means":
+        """Return those of a worker with this environment."""
+        return cls(Homes(places, environ), Vault(places, environ), Confinement(places, environ, warn))
 
 
 class Slot:
@@ -29,6 +46,7 @@ class Slot:
         number: int,
         places: Places,
         socket: NotifySocket,
+        means: Means,
         shelter: Shelter | None = None,
         inherited: Inherited = NOTHING_INHERITED,
     ) -> None:
@@ -39,8 +57,10 @@ class Slot:
         self.output = Spool(places.part(number))
         self.log = Spool(places.log_part(number))
         self._spare = places.spare(number)
-        self._credentials = places.credentials(number)
-        self._source = places.secrets
+        self._places = places
+        self._given = places.given(number)
+        self._means = means
+        self._own = Own((), ())
         self._spec = places.spec(number)
         self._has_spec = False
 
@@ -63,21 +83,27 @@ class Slot:
             os.makedirs(folder)
         os.chmod(folder, 0o750)  # whatever the last step made of it
 
-    def lay_out(self, secrets: Sequence[str]) -> str | None:
-        """Return a folder that holds just these of the worker's credentials, None for none.  Raises OSError.
+    def settle_in(
+        self, step: str, secrets: Sequence[str], laid_out: str | None = None
+    ) -> tuple[str | None, str | None]:
+        """Return the step's home, None for the worker's, and a folder with just these credentials, None for none.
 
-        They are links: no secret is written anywhere.
+        `laid_out`: that folder, if an earlier worker has laid it out for this attempt.  Raises OSError.
         """
-        if not secrets:
-            return None
-        _remove_tree(self._credentials)  # whatever a step, or a worker that died, has left there
-        os.makedirs(self._credentials, mode=0o700)
-        for name in secrets:
-            source = os.path.join(self._source or "", name)
-            if not os.path.exists(source):
-                raise FileNotFoundError(errno.ENOENT, "the unit has no such credential", name)
-            os.symlink(source, os.path.join(self._credentials, name))
-        return self._credentials
+        home = self._means.homes.give(self.number, step)
+        if not (laid_out and os.path.isdir(laid_out)):
+            laid_out = self._means.vault.lay_out(self.number, secrets)
+        os.makedirs(self._given, mode=0o700, exist_ok=True)
+        given = dict.fromkeys((self._given, self._means.vault.folder(self.number)))
+        self._own = Own((self._places.state(step), *([home] if home else [])), tuple(given))
+        return home, laid_out
+
+    def ruleset(self, task: Task, cwd: str, env: Mapping[str, str]) -> int | None:
+        """Return the ruleset (see landlock.py) for a program of the step that has settled in; None for none.
+
+        Raises process.SpawnError and OSError.
+        """
+        return self._means.confinement.ruleset(task, cwd, env, self._own)
 
     def hand(self, argv: list[str]) -> list[str]:
         """Return how a program is started: one of ours finds in a file what is too long for an argument.
@@ -88,14 +114,18 @@ class Slot:
         if not ours or argspace.excess(argv[-1]) is None:
             return argv
         self._has_spec = True
+        os.makedirs(self._given, mode=0o700, exist_ok=True)
         with open(
             os.open(self._spec, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
         ) as file:
             file.write(argv[-1])
         return [*argv[:-1], IN_FILE + self._spec]
 
-    def clear(self, folder: str) -> None:
-        """Take an empty folder back, and forget what the step said and wrote; what it keeps stays."""
+    def clear(self, step: str, done: bool) -> None:
+        """Take an empty folder back, and forget what the step said and wrote; what it keeps stays.
+
+        Its home stays as well, unless it is done.
+        """
         for _late in self.socket.receive(to_the_end=True):
             pass
         self.socket.drop()
@@ -103,14 +133,16 @@ class Slot:
         self.log.restart()
         if self.shelter is not None:
             self.shelter.forget()
-        _remove_tree(self._credentials)
+        self._means.vault.clear(self.number)
         if self._has_spec:
             self._has_spec = False
             with contextlib.suppress(OSError):
                 os.unlink(self._spec)
+        folder = self._places.state(step)
         with contextlib.suppress(OSError):
             if not os.listdir(folder):
                 os.rename(folder, self._spare)
+        self._means.homes.take_back(self.number, step, done)
 
     def close(self) -> None:
         """Remove the socket, the spare folder and the files of output that never was."""
@@ -122,12 +154,10 @@ class Slot:
         for path in (self.output.path, self.log.path):
             with contextlib.suppress(OSError):
                 os.unlink(path)
+        self._means.homes.close(self.number)
+        self._means.vault.close(self.number)
         with contextlib.suppress(OSError):
-            os.rmdir(self._spare)
-
-
-def _remove_tree(folder: str) -> None:
-    if os.path.lexists(folder):
-        import shutil  # for the few steps that have secrets
-
-        shutil.rmtree(folder, ignore_errors=True)
+            os.unlink(self._places.note(self.number))
+        for folder in (self._spare, self._given):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)

@@ -15,7 +15,7 @@ from worker.cgroup import Tree
 from worker.folder import Places
 from worker.shelter import Shelter
 from worker.signs import NotifySocket
-from worker.slot import Slot
+from worker.slot import Means, Slot
 from worker.systemd import Notifier
 
 
@@ -27,7 +27,13 @@ class Slots:
     """
 
     def __init__(
-        self, places: Places, notifier: Notifier, tree: Tree | None, stored: Mapping[str, int], same_place: bool
+        self,
+        places: Places,
+        notifier: Notifier,
+        tree: Tree | None,
+        stored: Mapping[str, int],
+        same_place: bool,
+        means: Means | None = None,
     ) -> None:
         """`stored`: what systemd has kept for us; `same_place`: the last worker's runtime folder was ours.
 
@@ -41,6 +47,7 @@ class Slots:
         self._notifier = notifier
         self._tree = tree
         self._stored = dict(stored)
+        self._means = means or Means.of(places, {}, lambda _text: None)
         self._used: set[int] = set()
         self._free: list[Slot] = []
         self._seen = -1
@@ -90,7 +97,7 @@ class Slots:
                 socket.close()
                 raise
         self._used.add(number)
-        return Slot(number, self._places, socket, home, self._inherited)
+        return Slot(number, self._places, socket, self._means, home, self._inherited)
 
     def give(self, slot: Slot) -> None:
         """Take a slot back."""
@@ -116,7 +123,7 @@ class Slots:
         for name in names:
             del self._stored[name]
         self._used.add(number)
-        return Slot(number, self._places, NotifySocket(self._places.notify(number), notify), home)
+        return Slot(number, self._places, NotifySocket(self._places.notify(number), notify), self._means, home)
 
     def end_others(self, going_on: Collection[int], wait: Callable[[float], None]) -> list[str]:
         """End every step that is not in one of the slots `going_on`; return the names of its processes."""
@@ -135,6 +142,8 @@ class Slots:
         for _kind, number, path in shelter.traces(self._places) if self.live else ():
             if number not in self._used:  # those of ours are open
                 os.unlink(path)
+        with contextlib.suppress(OSError):
+            self._means.vault.clear_others(self._used)
         return names
 
     # -- the end

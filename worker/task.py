@@ -75,6 +75,13 @@ class Expect(NamedTuple):
     run: Command | None = None  # exits with 0
 
 
+class Confine(NamedTuple):
+    """Whether a task's steps are confined, and what they may write besides what each may."""
+
+    on: bool
+    write: tuple[str, ...] = ()
+
+
 class Task(NamedTuple):
     """One entry of the list; a limit that is None does not apply.  Exactly one of run, http, python is set."""
 
@@ -106,3 +113,10 @@ class Task(NamedTuple):
     watchdog: float | None
     progress_every: float | None
     retry: Retry
+    confine: Confine | None = None  # None: as it is where the worker runs
+
+
+def commands(task: Task) -> list[list[str]]:
+    """Return the arguments of every program that a task names; those of ours are not among them."""
+    given: list[Command | None] = [task.run, task.before, task.after, task.check, task.expect and task.expect.run]
+    return [arguments(command) for command in given if command is not None]

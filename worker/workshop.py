@@ -20,6 +20,7 @@ from worker.errands import Errands
 from worker.events import Events
 from worker.folder import Places
 from worker.herald import Herald
+from worker.homes import Removal
 from worker.journal import Journal
 from worker.keeper import Keeper
 from worker.ledger import Ledger, Server
@@ -30,6 +31,7 @@ from worker.peers import Alone, Peers
 from worker.plan import Plan
 from worker.results import Results
 from worker.savings import Savings
+from worker.slot import Means
 from worker.slots import Slots
 from worker.standing import Standing
 from worker.status import Outcomes
@@ -73,7 +75,8 @@ class Workshop:
         self._store = places.ledger if settings.ledger is None else "the ledger"
         self.events = Events()
         self.running: dict[str, Attempt] = {}
-        self.slots = Slots(places, notifier, Tree.find(environ), before.stored, before.same_place)
+        means = Means.of(places, environ, journal.warning)
+        self.slots = Slots(places, notifier, Tree.find(environ), before.stored, before.same_place, means)
         # Its cgroup is a unit's, which has not let us divide it.
         self.undivided = environ.get("SYSTEMD_EXEC_PID") == str(os.getpid()) and not self.slots.live
         self.watchdog = Watchdog(self.events, notifier, self.running, self._looked)
@@ -96,7 +99,7 @@ class Workshop:
         self.crew.bystanders = self.errands.pids
         self.crew.budget_left = lambda: self.meter.state().left()
         self.copies = self._copying(environ)
-        self.companions = self._accompanied(environ)
+        self.companions = self._accompanied(environ, Removal(means.homes, self.errands))
         self.before = before
         self.boot = clock.boot_id()
         self._know(steps)
@@ -160,14 +163,14 @@ class Workshop:
         env = lambda: environment.own(environ, self.list.settings.contact.given)  # noqa: E731
         return Copies(wanted, self.places, shared, beside, env, self.errands, self.journal, hurried)
 
-    def _accompanied(self, environ: Mapping[str, str]) -> Companions:
+    def _accompanied(self, environ: Mapping[str, str], removal: Removal) -> Companions:
         """Return what accompanies the run, those that others rely on first; a sandbox may sleep after the last one."""
         keeper = Keeper(self.places.checkpoint, self.places.run, self.ledger, self.errands, self.journal)
         herald = Herald(
             lambda: self.list.settings.contact, self.places, self.ledger, self.running, self.meter.state,
             environ, self.errands, self.journal,
         )  # fmt: skip
-        return Companions([self.meter, self.savings, keeper, self.copies, herald, self.awake, self.errands])
+        return Companions([self.meter, self.savings, keeper, self.copies, removal, herald, self.awake, self.errands])
 
     def _others(self) -> Peers | Alone:
         if not self.ledger.shared:

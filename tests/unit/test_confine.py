@@ -1,0 +1,216 @@
+"""What a confined step may touch: the rules, without a worker; tests/system/test_confined.py has the exploits."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.plans import task
+from worker import confine, gitfolders, landlock, process
+from worker.confine import Confinement, Own
+from worker.credentials import Vault
+from worker.folder import Places
+from worker.homes import Homes
+from worker.task import Confine, Expect, Task
+
+UNIT = {"AGENT_UNIT": "agent.service"}
+needs_landlock = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock")
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    # Not below /tmp, which every step may write.
+    root = Path("/var/lib" if os.geteuid() == 0 else Path.home()) / f".agent-test-{os.getpid()}"
+    state, runtime = root / "state", root / "run"
+    for folder in (*(state / name for name in ("out", "steps/a", "steps/b", "log", "work", "home")), runtime):
+        folder.mkdir(parents=True)
+    (state / "ledger.db").write_text("precious")
+    (state / ".gitconfig").write_text("[user]")
+    (root / "project").mkdir()
+    yield Places("r", str(state), str(runtime))
+    subprocess.run(["rm", "-rf", str(root)], check=True)
+
+
+def run(places: Places, entry: Task, script: str, cwd: str | None = None) -> str:
+    """Run a script as a program of `entry`, confined, and return what it prints."""
+    confinement = Confinement(places, UNIT, print)
+    own = Own((places.state("a"),), ())
+    read, write = os.pipe()
+    try:
+        ruleset = confinement.ruleset(entry, cwd or places.work, {}, own)
+        argv = ["/bin/sh", "-c", script]
+        pid = process.launch(
+            "/bin/sh", argv, {"PATH": "/usr/bin:/bin"}, cwd or places.work, write, write, None, (), ruleset
+        )
+        os.close(write)
+        with open(read) as file:
+            said = file.read()
+        os.waitpid(pid, 0)
+        return said
+    finally:
+        confinement.close()
+
+
+@needs_landlock
+@pytest.mark.parametrize(
+    "script, allowed",
+    [
+        ("echo x >{state}/steps/a/x", True),
+        ("echo x >x; mv x y; mkdir d; ln -s y z; rm -r y z d", True),
+        ("cat {state}/.gitconfig; ls {state}/out {state}/steps/b; cat /etc/passwd; ls /usr", True),
+        ("echo x >/tmp/agent-test-x; mv /tmp/agent-test-x {state}/work/", True),
+        ("cat {state}/ledger.db", False),
+        ("echo x >>{state}/ledger.db", False),
+        ("mv {state}/ledger.db {state}/work/", False),
+        ("rm {state}/ledger.db", False),
+        ("echo x >{state}/alerted", False),
+        ("echo x >{state}/steps/b/x", False),
+        ("echo x >{state}/out/x", False),
+        ("ls {state}", False),
+        ("ls {run}", False),
+        ("echo x >{state}/../project/x", False),
+    ],
+)
+def test_a_confined_step_writes_what_is_its_own_and_reads_the_rest(places: Places, script: str, allowed: bool) -> None:
+    """
+    S12, S13: not the ledger, nor another step's folder, nor a project that is not where it works.
+    """
+    text = script.format(state=places.root, run=places.runtime)
+    assert ("yes\n" in run(places, task("a"), f"({text}) >/dev/null && echo yes")) == allowed
+
+
+@needs_landlock
+def test_what_the_list_opens_is_open(places: Places) -> None:
+    """
+    `confine: {write: ...}`, the folder of an expected file, TMPDIR; a folder with the run's own files cannot be.
+    """
+    project = f"{os.path.dirname(places.root)}/project"
+    entry = task("a")._replace(confine=Confine(True, (project,)))
+    assert run(places, entry, f"echo x >{project}/x && cat {project}/x") == "x\n"
+    entry = task("a")._replace(expect=Expect(file=f"{project}/y"))
+    assert run(places, entry, f"echo y >{project}/y && cat {project}/y") == "y\n"
+    for path in (places.root, os.path.dirname(places.root), places.runtime, f"{places.root}/out"):
+        with pytest.raises(process.SpawnError, match="confine: no"):
+            run(places, task("a")._replace(confine=Confine(True, (path,))), "true")
+        with pytest.raises(process.SpawnError, match="confine: no"):
+            run(places, task("a"), "true", cwd=path)
+    assert Confinement(places, {}, print).ruleset(task("a"), places.work, {}, Own((), ())) is None
+    free = task("a")._replace(confine=Confine(False))
+    assert Confinement(places, UNIT, print).ruleset(free, places.work, {}, Own((), ())) is None
+
+
+@needs_landlock
+def test_the_same_ruleset_serves_until_something_has_changed(places: Places) -> None:
+    """
+    Another folder under the same path is another one, also where the file system gives it the same number.
+    """
+    confinement = Confinement(places, UNIT, print)
+    own = Own((places.state("a"),), ())
+
+    def made() -> int | None:
+        return confinement.ruleset(task("a"), places.work, {}, own)
+
+    first = made()
+    assert made() == first
+    os.rmdir(places.state("a"))
+    os.mkdir(places.state("a"))
+    assert made() != first
+    confinement.close()
+
+
+def git(folder: Path, *words: str) -> None:
+    config = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "PATH": os.environ["PATH"]}
+    names = ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL")
+    env = config | dict.fromkeys(names, "a@b")
+    subprocess.run(["git", "-c", "protocol.file.allow=always", *words], cwd=folder, env=env, check=True)
+
+
+def test_the_folders_of_a_checkout_are_those_that_the_repository_names_too(tmp_path: Path) -> None:
+    """
+    A worktree's and a submodule's repository; not one that a step only says is its own.
+    """
+    main, tree, other = tmp_path / "main", tmp_path / "tree", tmp_path / "other"
+    for folder in (main, other):
+        folder.mkdir()
+        git(folder, "init", "-q")
+        git(folder, "commit", "-q", "--allow-empty", "-m", "x")
+    git(main, "worktree", "add", "-q", str(tree))
+    git(main, "submodule", "add", "-q", str(other), "sub")
+    (main / "deep/er").mkdir(parents=True)
+    assert gitfolders.of(str(main / "deep/er")) == (str(main),)
+    assert gitfolders.of(str(tree)) == (str(tree), str(main / ".git"))
+    assert gitfolders.of(str(main / "sub")) == (str(main / "sub"), str(main / ".git/modules/sub"))
+    assert gitfolders.of(str(tmp_path)) in ((), gitfolders.of(str(tmp_path.parent)))
+    forged = tmp_path / "forged"
+    forged.mkdir()
+    for target in (main / ".git", main / ".git/worktrees/tree", main / ".git/modules/sub", Path("/etc")):
+        (forged / ".git").write_text(f"gitdir: {target}\n")
+        assert gitfolders.of(str(forged)) == (str(forged),)
+    (forged / ".git").unlink()
+    (forged / ".git").symlink_to(other / ".git")
+    assert gitfolders.of(str(forged)) == ()
+
+
+def test_credentials_are_copies_for_one_slot(tmp_path: Path) -> None:
+    """
+    S12: in memory, closed, under a name that nobody can guess; links only where there is no memory to have them in.
+    """
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    places = Places("r", str(tmp_path / "state"), str(tmp_path), str(tmp_path))
+    vault = Vault(places, {"XDG_RUNTIME_DIR": str(memory)})
+    first = vault.lay_out(0, ["one"])
+    assert first is not None and first.startswith(f"{memory}/agent-")
+    assert [(entry.name, entry.read_text(), entry.stat().st_mode & 0o777) for entry in Path(first).iterdir()] == [
+        ("one", "one", 0o400)
+    ]
+    assert os.stat(first).st_mode & 0o777 == 0o500
+    second = vault.lay_out(0, ["one"])
+    assert second != first and not os.path.exists(first)
+    other = vault.lay_out(1, ["two"])
+    assert vault.lay_out(1, []) is None
+    Vault(places, {"XDG_RUNTIME_DIR": str(memory)}).clear_others([1])
+    assert [os.path.exists(path or "") for path in (second, other)] == [False, True]
+    for slot in (0, 1):
+        vault.close(slot)
+    assert not os.listdir(memory)
+    with pytest.raises(FileNotFoundError):
+        vault.lay_out(0, ["three"])
+
+
+def test_homes_are_given_and_taken_back(tmp_path: Path) -> None:
+    """
+    S37: kept for the next attempt, an empty one is used again, that of a step that is done is on its way out.
+    """
+    places = Places("r", str(tmp_path), str(tmp_path))
+    homes = Homes(places, UNIT)
+    home = homes.give(0, "a")
+    assert home == places.home("a") and os.stat(home).st_mode & 0o777 == 0o700
+    inode = os.stat(home).st_ino
+    homes.take_back(0, "a", done=True)
+    assert os.listdir(places.homes) == [".spare-0"] and not homes.gone
+    home = homes.give(0, "b")
+    assert home is not None and os.stat(home).st_ino == inode
+    Path(home, "x").touch()
+    homes.take_back(0, "b", done=False)
+    assert homes.give(1, "b") == home and os.listdir(home) == ["x"]
+    homes.take_back(1, "b", done=True)
+    assert homes.gone and homes.old() == [f"{places.homes}/{name}" for name in os.listdir(places.homes)]
+    assert Homes(places, {}).give(0, "a") is None
+
+
+def test_check_says_what_applies() -> None:
+    """
+    The kernel's version, who is not confined, and whose program mounts.
+    """
+    tasks = [task("a", "bwrap --ro-bind / / true"), task("b")._replace(confine=Confine(False)), task("c")]
+    said = "\n".join(confine.describe(tasks, True))
+    if landlock.version():
+        assert "not confined: b" in said and "task 'a' runs bwrap" in said and "'c'" not in said
+    assert confine.describe(tasks, False) == []
+    assert landlock.gaps(2) == ["empty files with truncate(2)", "send signals"]
+    assert landlock.gaps(5) == ["send signals"] and landlock.gaps(7) == []
