@@ -17,20 +17,20 @@ DEADLY = """
 import os, signal
 def at(point):
     try:
-        with open("/var/lib/agent/places") as file:
+        with open("/var/lib/agent/work/places") as file:
             first, *rest = file.read().split()
     except (FileNotFoundError, ValueError):
         return
     if point == first:
-        with open("/var/lib/agent/places.new", "w") as file:
+        with open("/var/lib/agent/work/places.new", "w") as file:
             file.write(" ".join(rest))
-        os.rename("/var/lib/agent/places.new", "/var/lib/agent/places")
+        os.rename("/var/lib/agent/work/places.new", "/var/lib/agent/work/places")
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def deadly(agent: Machine) -> None:
-    """Let the agent's worker die at the places that are in /var/lib/agent/places, one after the other."""
+    """Let the agent's worker die at the places that are in /var/lib/agent/work/places, one after the other."""
     program = agent.run("readlink -f /usr/local/lib/agent/current").out.strip()
     package = agent.run(f"find {program} -type d -name worker").out.strip()
     agent.write(f"{package}/points.py", DEADLY)

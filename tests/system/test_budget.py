@@ -21,7 +21,7 @@ tasks:
   - id: pay
     foreach: {{range: 1-40}}
     run: |
-      for part in 1 2; do echo {EACH / 2} >>../paid; agentctl spend {EACH / 2}; sleep 0.05; done
+      for part in 1 2; do echo {EACH / 2} >>paid; agentctl spend {EACH / 2}; sleep 0.05; done
 """
 
 
@@ -33,7 +33,7 @@ with sqlite3.connect("/var/lib/agent/ledger.db") as db:
 
 
 def paid(m: Machine) -> float:
-    return sum(map(float, m.read("/var/lib/agent/paid").split()))
+    return sum(map(float, m.read("/var/lib/agent/work/paid").split()))
 
 
 def budget(service: Service, name: str) -> float:

@@ -23,7 +23,7 @@ tasks:
     foreach: {range: 0-4}
     run: |
       until [ -e "go-$AGENT_ITEM" ]; do sleep 0.02; done
-      agentctl once "pay-$AGENT_ITEM" -- sh -c 'echo "$0" >>../paid' "$AGENT_ITEM"
+      agentctl once "pay-$AGENT_ITEM" -- sh -c 'echo "$0" >>paid' "$AGENT_ITEM"
 """
 TRACED = "trace=fdatasync,sendmsg"
 
@@ -74,7 +74,7 @@ def test_c13_a_claim_whose_answer_was_lost_is_granted_again(agent: Machine) -> N
         service.wait("step-done", f"pay@{number}")
     agent.write("/var/lib/agent/work/enough", "")
     service.wait("run-done")
-    assert agent.read("/var/lib/agent/paid").split() == ["0", "1", "2", "3", "4"]
+    assert agent.read("/var/lib/agent/work/paid").split() == ["0", "1", "2", "3", "4"]
     assert service.per_step("step-started") == dict.fromkeys(["other", *(f"pay@{n}" for n in range(5))], 1)
     adopted = {entry["AGENT_STEP"]: entry["_SOURCE_REALTIME_TIMESTAMP"] for entry in service.events("step-adopted")}
     done = {entry["AGENT_STEP"]: entry["_SOURCE_REALTIME_TIMESTAMP"] for entry in service.events("step-done")}

@@ -497,7 +497,7 @@ def test_s1_a_state_folder_that_another_program_serves_has_no_write_ahead_log(ag
     )
     tasks = """
 tasks:
-  - {id: s, foreach: {range: 1-8}, run: 'echo "$AGENT_ITEM" >>../ran'}
+  - {id: s, foreach: {range: 1-8}, run: 'echo "$AGENT_ITEM" >>ran'}
   - {id: killed, needs: [s], run: 'until [ -e go ]; do sleep 0.02; done'}
 """
     service = Service(agent, tasks, "")
@@ -511,7 +511,7 @@ tasks:
     agent.write("/var/lib/agent/work/go", "")
     service.wait("run-done")
     service.wait_ended()
-    assert agent.read("/var/served/ran").split() == [str(n) for n in range(1, 9)]
+    assert agent.read("/var/served/work/ran").split() == [str(n) for n in range(1, 9)]
     assert "ledger.db-wal" not in agent.run("ls /var/served").out.split()
     agent.run("umount /var/lib/agent")
 

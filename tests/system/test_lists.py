@@ -9,7 +9,7 @@ from tests.system.service import Service
 
 pytestmark = pytest.mark.system
 
-GATED = "run: old\ntasks:\n  - {id: a, run: 'until test -e go; do sleep 0.02; done', cwd: /var/lib/agent}\n"
+GATED = "run: old\ntasks:\n  - {id: a, run: 'until test -e go; do sleep 0.02; done', cwd: /var/lib/agent/work}\n"
 
 
 def test_another_run_that_is_written_while_one_works_is_begun_when_that_has_ended(agent: Machine) -> None:
@@ -21,7 +21,7 @@ def test_another_run_that_is_written_while_one_works_is_begun_when_that_has_ende
     service.wait("step-started", "a")
     agent.write("/etc/agent/config.yaml", "run: next\ntasks:\n  - {id: b, run: 'true'}\n", mode=0o644)
     agent.run("systemctl start agent")
-    agent.run("touch /var/lib/agent/go")
+    agent.run("touch /var/lib/agent/work/go")
     assert service.wait("run-done")["AGENT_RUN"] == "old"
     assert service.wait("run-done")["AGENT_RUN"] == "next"
     service.wait_ended()
@@ -37,7 +37,7 @@ def test_a_list_that_is_wrong_when_the_run_ends_is_told(agent: Machine) -> None:
     service.start()
     service.wait("step-started", "a")
     agent.write("/etc/agent/config.d/more.yaml", "tasks:\n  - {id: b, rum: 'true'}\n", mode=0o644)
-    agent.run("touch /var/lib/agent/go")
+    agent.run("touch /var/lib/agent/work/go")
     assert service.wait("run-done")["AGENT_RUN"] == "old"
     service.wait_ended()
     assert agent.show("agent", "ExecMainStatus") == {"ExecMainStatus": "78"}
@@ -51,7 +51,7 @@ def test_a_step_whose_item_has_left_outlives_the_worker(agent: Machine) -> None:
     tasks = """run: inbox
 tasks:
   - id: load
-    cwd: /var/lib/agent
+    cwd: /var/lib/agent/work
     foreach: {glob: "/srv/in/*"}
     run: 'echo "$AGENT_ITEM" >> moved; until test -e go; do sleep 0.02; done'
   - {id: report, needs: [load], run: 'true'}
@@ -60,10 +60,10 @@ tasks:
     service = Service(agent, tasks)
     service.start()
     service.wait("step-started", "load@-srv-in-a")
-    agent.run("while ! test -s /var/lib/agent/moved; do sleep 0.02; done; rm /srv/in/a")
+    agent.run("while ! test -s /var/lib/agent/work/moved; do sleep 0.02; done; rm /srv/in/a")
     service.kill("SIGKILL")
     service.wait("step-adopted", "load@-srv-in-a")
-    agent.run("touch /var/lib/agent/go")
+    agent.run("touch /var/lib/agent/work/go")
     service.wait("run-done")
-    assert agent.run("cat /var/lib/agent/moved").out == "/srv/in/a\n/srv/in/b\n"
+    assert agent.run("cat /var/lib/agent/work/moved").out == "/srv/in/a\n/srv/in/b\n"
     assert service.status()["steps"]["done"] == service.status()["steps"]["total"]

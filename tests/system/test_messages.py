@@ -22,15 +22,15 @@ def test_spending_that_was_acknowledged_is_in_the_ledger_once(agent: Machine) ->
     """
     deadly(agent)
     tasks = "".join(
-        f"  - id: s{n:02}\n    run: |\n      echo {places} >../places; agentctl spend 0.25 && echo 0.25 >>../paid\n"
-        "      agentctl spend 0.5 && echo 0.5 >>../paid\n"
+        f"  - id: s{n:02}\n    run: |\n      echo {places} >places; agentctl spend 0.25 && echo 0.25 >>paid\n"
+        "      agentctl spend 0.5 && echo 0.5 >>paid\n"
         for n, places in enumerate(PLACES)
     )
     service = Service(agent, f"defaults: {{retry: {{attempts: 1}}}}\ntasks:\n{tasks}", NO_LIMIT)
     service.start()
     service.wait("run-done")
-    assert agent.read("/var/lib/agent/places") == "", "the worker was killed at each of them"
-    assert agent.read("/var/lib/agent/paid") == "0.25\n0.5\n" * len(PLACES)
+    assert agent.read("/var/lib/agent/work/places") == "", "the worker was killed at each of them"
+    assert agent.read("/var/lib/agent/work/paid") == "0.25\n0.5\n" * len(PLACES)
     assert service.status()["budget"]["spend"]["used"] == pytest.approx(0.75 * len(PLACES))
     assert service.per_step("step-started") == {f"s{n:02}": 1 for n in range(len(PLACES))}
 
@@ -41,7 +41,7 @@ def test_progress_and_delays_that_were_acknowledged_are_kept(agent: Machine, pla
     They decide whether an attempt that ends with 75 is begun again at once, and when.
     """
     deadly(agent)
-    again = f'test "$AGENT_ATTEMPT" = 1 || exit 0; echo {places} >../places'
+    again = f'test "$AGENT_ATTEMPT" = 1 || exit 0; echo {places} >places'
     tasks = f"""
 concurrency: 2
 tasks:
@@ -62,6 +62,6 @@ tasks:
     service = Service(agent, tasks, NO_LIMIT)
     service.start()
     service.wait("run-done")
-    assert agent.read("/var/lib/agent/places") == ""
+    assert agent.read("/var/lib/agent/work/places") == ""
     assert [entry["MESSAGE"].partition("; ")[2] for entry in service.events("step-deferred")] == ["next in 5s"]
     assert service.per_step("step-started") == {"further": 2, "by-itself": 2, "later": 2}

@@ -76,13 +76,13 @@ def test_n19_what_the_message_says_leads_to_an_installed_agent(installed_image: 
 
 def test_n19_purge_takes_all_that_the_agent_made(agent: Machine) -> None:
     """N19: with the files that steps left in its folders, and its user."""
-    agent.write("/etc/agent/config.yaml", "tasks:\n  - {id: a, run: 'echo > $AGENT_OUT/../.dotfile; echo > /tmp/x'}\n")
-    failing = "tasks:\n  - {id: a, run: 'echo > $AGENT_OUT/../.dotfile; exit 3', retry: {attempts: 1}}\n"
+    agent.write("/etc/agent/config.yaml", "tasks:\n  - {id: a, run: 'echo > .dotfile; echo > /tmp/x'}\n")
+    failing = "tasks:\n  - {id: a, run: 'echo > .dotfile; exit 3', retry: {attempts: 1}}\n"
     agent.write("/etc/agent/blue.yaml", f"alert: 'true'\n{failing}")
     agent.run("systemctl start agent agent@blue")
     agent.run("while systemctl is-active --quiet agent agent@blue; do sleep 0.05; done")
     agent.run("until test -e /var/lib/agent-alert/agent@blue/alerted; do sleep 0.05; done")
-    assert agent.run("ls -A /var/lib/agent@blue").out.count(".dotfile") == 1
+    assert agent.run("ls -A /var/lib/agent@blue/work").out.count(".dotfile") == 1
     agent.run("mkdir -p /etc/systemd/system/agent.service.d")
     agent.run("ln -s /usr/local/lib/agent/drop-ins/browsers.conf /etc/systemd/system/agent.service.d")
 

@@ -13,14 +13,14 @@ pytestmark = pytest.mark.system
 
 RUN = """
 tasks:
-  - {id: a, timeout: 8s, run: 'until [ -e ../go ]; do echo >>../ticks; sleep 0.02; done'}
+  - {id: a, timeout: 8s, run: 'until [ -e go ]; do echo >>ticks; sleep 0.02; done'}
   - {id: b, run: 'true'}
 """
 SHORT_WATCHDOG = "[Service]\nWatchdogSec=2s\n"
 
 
 def ticks(agent: Machine) -> int:
-    return int(agent.run("stat -c %s /var/lib/agent/ticks 2>/dev/null || echo 0", check=False).out)
+    return int(agent.run("stat -c %s /var/lib/agent/work/ticks 2>/dev/null || echo 0", check=False).out)
 
 
 def test_paused_beyond_every_limit_and_killed_meanwhile(agent: Machine) -> None:
@@ -31,7 +31,7 @@ def test_paused_beyond_every_limit_and_killed_meanwhile(agent: Machine) -> None:
     service = Service(agent, RUN, SHORT_WATCHDOG)
     service.start()
     service.wait("step-started")
-    agent.run("until [ -s /var/lib/agent/ticks ]; do sleep 0.02; done")
+    agent.run("until [ -s /var/lib/agent/work/ticks ]; do sleep 0.02; done")
     assert "paused" in agent.run("agentctl pause").out
     service.wait("paused")
     before = ticks(agent)
@@ -48,7 +48,7 @@ def test_paused_beyond_every_limit_and_killed_meanwhile(agent: Machine) -> None:
     agent.run("agentctl resume")
     service.wait("resumed")
     agent.run(
-        f"until [ $(stat -c %s /var/lib/agent/ticks) -gt {before} ]; do sleep 0.02; done; touch /var/lib/agent/go"
+        f"until [ $(stat -c %s /var/lib/agent/work/ticks) -gt {before} ]; do sleep 0.02; done; touch /var/lib/agent/work/go"
     )
     service.wait("run-done")
     assert len(service.events("step-started")) == 2  # a and b, each once
@@ -58,12 +58,12 @@ def test_a_paused_agent_can_be_stopped_and_stays_paused(agent: Machine) -> None:
     service = Service(agent, RUN, SHORT_WATCHDOG)
     service.start()
     service.wait("step-started")
-    agent.run("until [ -s /var/lib/agent/ticks ]; do sleep 0.02; done; agentctl pause")
+    agent.run("until [ -s /var/lib/agent/work/ticks ]; do sleep 0.02; done; agentctl pause")
     service.wait("paused")
     agent.run("systemctl stop agent", timeout=30)
     assert agent.run("pgrep -u agent", check=False).out == ""
     before = ticks(agent)
     agent.run("systemctl start agent; sleep 1")
     assert ticks(agent) == before
-    agent.run("touch /var/lib/agent/go; agentctl resume")
+    agent.run("touch /var/lib/agent/work/go; agentctl resume")
     service.wait("run-done")

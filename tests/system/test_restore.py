@@ -29,10 +29,10 @@ tasks:
     foreach: {{range: 101-{100 + STEPS}}}
     before: 'true'
     run: |
-      echo "$AGENT_STEP" >>../started
+      echo "$AGENT_STEP" >>started
       for line in $(seq 100); do echo "$AGENT_STEP $line"; sleep 0.0$((AGENT_ITEM % 5 + 1)); done
       echo "$AGENT_STEP said this" >&2
-    after: echo "$AGENT_STEP" >>../after
+    after: echo "$AGENT_STEP" >>after
   - {{id: last, needs: [s], run: 'until [ -e enough ]; do sleep 0.02; done'}}
 """
 
@@ -43,8 +43,8 @@ def check_run(service: Service) -> None:
     m.write("/var/lib/agent/work/enough", "")
     service.wait("run-done")
     every = [f"s@{n}" for n in range(101, 101 + STEPS)]
-    assert sorted(m.read("/var/lib/agent/started").split()) == every
-    assert sorted(m.read("/var/lib/agent/after").split()) == every
+    assert sorted(m.read("/var/lib/agent/work/started").split()) == every
+    assert sorted(m.read("/var/lib/agent/work/after").split()) == every
     assert service.per_step("step-done") == dict.fromkeys([*every, "last"], 1)
     assert service.events("step-interrupted") == []
     for step in every:
@@ -90,8 +90,8 @@ def test_killed_between_any_two_system_calls_no_step_is_done_twice(agent: Machin
     """
     deadly(agent)
     tasks = "".join(
-        f"  - id: s{n:02}\n    before: 'echo {places} >../places; echo $AGENT_STEP >>../before'\n"
-        "    run: 'echo $AGENT_STEP >>../started; seq 1000'\n    after: echo $AGENT_STEP >>../after\n"
+        f"  - id: s{n:02}\n    before: 'echo {places} >places; echo $AGENT_STEP >>before'\n"
+        "    run: 'echo $AGENT_STEP >>started; seq 1000'\n    after: echo $AGENT_STEP >>after\n"
         for n, places in enumerate(PLACES)
     )
     service = Service(agent, f"defaults: {{retry: {{attempts: 1}}}}\ntasks:\n{tasks}", NO_LIMIT)
@@ -99,12 +99,12 @@ def test_killed_between_any_two_system_calls_no_step_is_done_twice(agent: Machin
     service.wait("run-done")
     every = [f"s{n:02}" for n in range(len(PLACES))]
     for name in ("before", "started", "after"):
-        assert agent.read(f"/var/lib/agent/{name}").split() == every, name
+        assert agent.read(f"/var/lib/agent/work/{name}").split() == every, name
     whole = "".join(f"{n}\n" for n in range(1, 1001))
     assert all(agent.read(f"/var/lib/agent/out/{step}") == whole for step in every)
     assert service.per_step("step-done").keys() <= set(every)
     assert service.events("step-interrupted") == service.events("step-retry") == []
-    assert agent.read("/var/lib/agent/places") == ""
+    assert agent.read("/var/lib/agent/work/places") == ""
     deaths = [e for e in agent.journal("-u", "agent") if "Main process exited, code=killed" in e["MESSAGE"]]
     assert len(deaths) == sum(len(places.split()) for places in PLACES)
 
@@ -422,8 +422,8 @@ def test_what_never_began_in_another_place_is_not_taken_for_ours(agent: Machine)
     """
     tasks = """
 tasks:
-  - {id: a, redo: check, check: 'echo asked >>../asked; exit 1',
-     run: 'echo up; test -e ../again || { touch ../again; sleep 1000; }'}
+  - {id: a, redo: check, check: 'echo asked >>asked; exit 1',
+     run: 'echo up; test -e again || { touch again; sleep 1000; }'}
 """
     service = Service(agent, tasks, "[Service]\nRestartSec=30s\n")
     service.start()
@@ -432,7 +432,7 @@ tasks:
     agent.run("until [ $(systemctl is-active agent) = activating ]; do sleep 0.02; done; systemctl stop agent")
     service.start()
     service.wait("run-done")
-    assert agent.read("/var/lib/agent/asked") == "asked\n"
+    assert agent.read("/var/lib/agent/work/asked") == "asked\n"
     assert service.per_step("step-interrupted") == {"a": 1}
 
 

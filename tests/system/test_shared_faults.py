@@ -147,12 +147,12 @@ def test_what_ends_while_the_server_is_away_is_not_done_again_by_the_next_worker
     """
     The worker is restarted, and killed, and started again before it can be recorded.
     """
-    tasks = "tasks:\n  - {id: a, run: 'echo x >>../ran; read -r _ < /srv/gate/a; seq 1000', retry: {attempts: 1}}\n"
+    tasks = "tasks:\n  - {id: a, run: 'echo x >>ran; read -r _ < /srv/gate/a; seq 1000', retry: {attempts: 1}}\n"
     service = Service(agent, f"{LEDGER}run: away\n{tasks}", f"{DROP_IN}[Unit]\nStartLimitBurst=1000\n")
     agent.run("mkdir /srv/gate; mkfifo -m 666 /srv/gate/a")
     service.start()
     service.wait("step-started", "a")
-    agent.run("until test -s /var/lib/agent/ran; do sleep 0.02; done")
+    agent.run("until test -s /var/lib/agent/work/ran; do sleep 0.02; done")
     agent.run(["systemctl", "stop", SERVER])
     agent.run("echo > /srv/gate/a")
     service.wait("waiting")
@@ -162,6 +162,6 @@ def test_what_ends_while_the_server_is_away_is_not_done_again_by_the_next_worker
     service.wait("waiting")
     agent.run(["systemctl", "start", SERVER])
     service.wait("run-done")
-    assert agent.read("/var/lib/agent/ran") == "x\n"
+    assert agent.read("/var/lib/agent/work/ran") == "x\n"
     assert agent.read("/var/lib/agent/out/a") == "".join(f"{n}\n" for n in range(1, 1001))
     assert service.per_step("step-done") == service.per_step("step-started") == {"a": 1}
