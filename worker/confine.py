@@ -29,7 +29,7 @@ _AGENTS = re.compile(r"agent(@.*)?")
 # What is in the state folder for steps to read; hidden files are those that people have put there.
 _READABLE = ("out", "log", "steps", "work")
 _OURS = re.compile(r"\.(restore|writable|.*\.new)")
-_KEPT = 64  # rulesets
+_KEPT = 128  # rulesets
 # Programs that build a sandbox with mounts of their own, which Landlock refuses to everybody inside.
 _MOUNTS = re.compile(r"\b(bwrap|podman|buildah|flatpak|firejail|nsjail|unshare|fuse-overlayfs|rootlesskit)\b")
 
@@ -97,7 +97,7 @@ class Confinement:
                 _allow(rules, path, landlock.READ)
             for path in _DEVICES:
                 _allow(rules, path, landlock.REWRITE)
-            for path in _SCRATCH:
+            for path in (found for folder in _SCRATCH for found in _open(folder, closed)):
                 _allow(rules, path, landlock.ALL)
             for path, needed in written:
                 with _opened(path) as fd:
@@ -191,6 +191,14 @@ def _around(folder: str, closed: Collection[str]) -> Iterator[str]:
                 yield from _around(entry.path, closed)
             else:
                 yield entry.path
+
+
+def _open(folder: str, closed: Collection[str]) -> Iterator[str]:
+    """Yield the folder itself, or what is in it if there is something closed among that."""
+    if any(path.startswith(f"{folder}/") for path in closed):
+        yield from _around(folder, closed)
+    else:
+        yield folder
 
 
 def _of_state(root: str) -> Iterator[str]:

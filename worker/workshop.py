@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Descriptors: each step at a time needs so many, the worker itself so many others.
-_EACH, _OTHERS = 8, 128
+_EACH, _OTHERS = 10, 256
 
 
 class Workshop:

@@ -47,9 +47,7 @@ def test_paused_beyond_every_limit_and_killed_meanwhile(agent: Machine) -> None:
     assert agent.show("agent", "NRestarts")["NRestarts"] == "1"  # the kill alone
     agent.run("agentctl resume")
     service.wait("resumed")
-    agent.run(
-        f"until [ $(stat -c %s /var/lib/agent/work/ticks) -gt {before} ]; do sleep 0.02; done; touch /var/lib/agent/work/go"
-    )
+    agent.run(f"cd /var/lib/agent/work; until [ $(stat -c %s ticks) -gt {before} ]; do sleep 0.02; done; touch go")
     service.wait("run-done")
     assert len(service.events("step-started")) == 2  # a and b, each once
 
