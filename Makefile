@@ -28,7 +28,7 @@ check-units: ## units: unknown keys, and more exposure than they are meant to ha
 	for unit in $(UNITS)/*.service $(UNITS)/*.path; do sed 's#/usr/local/bin/agentctl#/bin/true#' $$unit >$$tmp/$${unit##*/}; done; \
 	cp $$tmp/agent.service $$tmp/agent@.service; \
 	systemd-analyze verify --man=no --recursive-errors=no $$tmp/*; \
-	for unit in agent.service:24 agent-alert@.service:15; do \
+	for unit in agent.service:24 agent-alert@.service:15 agent-thaw@.service:15; do \
 	systemd-analyze security --offline=yes --threshold=$${unit#*:} --no-pager $$tmp/$${unit%:*} >$$tmp/table || { cat $$tmp/table; exit 1; }; \
 	tail -n 1 $$tmp/table; done; \
 	systemd-analyze security --offline=yes --threshold=65 --no-pager $$tmp/agent-supervisor@.service >$$tmp/table || { cat $$tmp/table; exit 1; }; \

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What agent.service has done around the worker, beside it:
-#     sh hooks prepare|stop|note|ended UNIT
+#     sh hooks prepare|stop|note|ended|thaw UNIT
 #
 # The worker's steps outlive it (KillMode=process), so somebody has to tell when
 # they shall not.  None of this needs Python: a stop works whatever is broken.
@@ -113,6 +113,15 @@ note() {
         *) ! comes_back || return 0 ;;
     esac
     IFS= read -r path <"$state/keep-awake" && rm -f -- "$path" "$state/keep-awake"
+}
+
+# ExecStop of agent-thaw@, as soon as the unit ends: a frozen cgroup (`systemctl freeze`) is let go on, so that its end
+# can come.  Steps that are held still (`agentctl pause`) have cgroups of their own below it.
+thaw() {
+    group=$(systemctl show -P ControlGroup "$UNIT")
+    case "$group" in */"$UNIT") file=$CGROUPS$group/cgroup.freeze ;; *) return 0 ;; esac
+    [ "$(cat "$file" 2>/dev/null)" = 1 ] || return 0
+    case "$(systemctl show -P ActiveState "$UNIT")" in deactivating | failed) echo 0 >"$file" ;; esac
 }
 
 UNIT=$2

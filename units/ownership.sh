@@ -208,7 +208,7 @@ file_is_ours() {
     case "$1" in
         "$BIN") [ -f "$DESTDIR$1" ] && [ ! -L "$DESTDIR$1" ] && grep -q '^# Written by install\.sh\.' "$DESTDIR$1" ;;
         */systemd/system/*.d/*) is_our_link "$1" || { [ -f "$DESTDIR$1" ] && grep -q '^# Written by install\.sh from ' "$DESTDIR$1"; } ;;
-        *) [ -f "$DESTDIR$1" ] && grep -q -e "$BIN" -e "^PathChanged=$ETC/config.d" "$DESTDIR$1" ;;
+        *) [ -f "$DESTDIR$1" ] && grep -q -e "$BIN" -e "$HOOKS thaw" -e "^PathChanged=$ETC/config.d" "$DESTDIR$1" ;;
     esac 2>/dev/null
 }
 
