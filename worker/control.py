@@ -147,6 +147,7 @@ class Server:
         self._clients: dict[Connection, None] = {}  # the oldest first
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._socket.bind(path)
+        self._inode = os.stat(path).st_ino
         os.chmod(path, 0o660)  # the unit's group may ask how the run stands; see _handle
         self._socket.listen(128)
         events.watch(self._socket.fileno(), self._accept)
@@ -159,7 +160,8 @@ class Server:
         self._events.forget(self._socket.fileno())
         self._socket.close()
         with contextlib.suppress(OSError):
-            os.unlink(self._path)
+            if os.stat(self._path).st_ino == self._inode:  # and not another worker's, where our folder was moved
+                os.unlink(self._path)
 
     def _accept(self) -> None:
         if len(self._clients) >= _CONNECTIONS_MAX:

@@ -198,9 +198,13 @@ class Crew:
 
     def close(self) -> None:
         """Kill what still runs, and give everything back."""
+        self.kill()
+        self._slots.close()
+
+    def kill(self) -> None:
+        """Kill what still runs; no file is touched."""
         for attempt in self.running.values():
             attempt.kill()
-        self._slots.close()
 
     def _note(self, attempt: Attempt, past: Progress) -> str | None:
         """Write the note about the attempt before this one; return its path, None if there is none."""

@@ -126,8 +126,9 @@ def _work(
     try:
         sandbox.check(settings, steps, places.secrets)
         return _go_on(settings, steps, places, held, log, notifier, environ, awake)
-    except AgentError:  # no other worker will be started
-        awake.close()
+    except AgentError as exc:  # no other worker will be started
+        if not isinstance(exc, StateHeld):  # the one who holds it keeps the machine awake
+            awake.close()
         raise
 
 
@@ -157,7 +158,12 @@ def _go_on(
         machine_died = "AGENT_UNIT" in environ and not in_order and ends.at is None
         before = Predecessor(in_order, ends, stored, held.runtime == places.runtime, machine_died)
         shop = Workshop(settings, resumed.steps or steps, places, resumed.ledger, log, notifier, environ, before, awake)
-        status = Run(shop).work()
+        try:
+            status = Run(shop).work()
+        except AgentError:
+            if shop.guard.lost:  # its steps were ended, and did not die with it
+                folder.leave(held)
+            raise
         folder.leave(held)
         return _last_look(shop.list, status, log)
     except OSError as exc:

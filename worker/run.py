@@ -55,6 +55,7 @@ class Run:
         self._peers = shop.peers
         self._broker = shop.broker
         self._succession = shop.succession
+        self._guard = shop.guard
         self._limit = atlimit.AtLimit()
         self._pause = shop.pause
         shop.disk.stopping = self._gives_up
@@ -83,7 +84,10 @@ class Run:
         except Stopped:
             return self._give_up()
         except (AgentError, OSError):  # no other worker will be started
-            self._crew.close()
+            if self._guard.moved:
+                self._crew.kill()
+            else:
+                self._crew.close()
             raise
         finally:
             self._shop.errands.close()
@@ -141,6 +145,9 @@ class Run:
 
     def _turn(self) -> str | None:
         """Do everything that can be done now, then wait; return how the run ended, once it has."""
+        if not self._guard.check(clock.monotonic()) and self._orders.ending != STOPPED:
+            self._voice.state_lost(str(self._guard.fault))
+            self._orders.end(STOPPED)
         if self._orders.reload:
             self._reload_config()
         self._meter.note()
@@ -168,8 +175,11 @@ class Run:
             return None if self._more_to_do() or self._others_differ() else upcoming.finished
         if not self._crew.over():
             self._watchdog.wait(
-                min(upcoming.wake_at, self._companions.due_at(), self._broker.due_at(), self._look_at())
-            )
+                min(
+                    upcoming.wake_at, self._companions.due_at(), self._broker.due_at(), self._look_at(),
+                    self._guard.due_at(),
+                )
+            )  # fmt: skip
         self._companions.keep(clock.monotonic())
         return None
 
@@ -402,6 +412,8 @@ class Run:
 
     def _conclude(self, finished: str) -> None:
         """Write down how the run stands, and say so."""
+        if self._guard.fault is not None:
+            self._companions.changed()  # checkpoint.json is what is left of the ledger
         if finished not in (STOPPED, LEFT):
             with contextlib.suppress(Stopped):
                 facts = {"state": finished, "outcomes": json.dumps(self._outcomes.counts)}
@@ -415,6 +427,8 @@ class Run:
 
     def _exit_status(self, finished: str) -> int:
         self._notifier.stopping(self._summary(), EXIT_GRACE)
+        if self._guard.fault is not None:
+            raise self._guard.fault
         if finished not in (STOPPED, LEFT) and self._list.next_run is not None:
             self._voice.next_run(self._list.next_run, finished)
             if finished == "done":

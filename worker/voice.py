@@ -131,6 +131,10 @@ class Voice:
     def budget_raised(self) -> None:
         self._note(f"run {self._run}: the budget has been raised; going on")
 
+    def state_lost(self, fault: str) -> None:
+        """Say that the ledger is no longer in its place, and that the worker ends for that."""
+        self._journal.event("state", fault, priority=ERROR)
+
     def unrecorded(self) -> None:
         """Say that the ledger is waited for no longer."""
         text = f"{self._disk.waiting_for}: not waited for any longer; how steps ended is not recorded"

@@ -34,6 +34,7 @@ from worker.savings import Savings
 from worker.slot import Means
 from worker.slots import Slots
 from worker.standing import Standing
+from worker.stateguard import StateGuard
 from worker.status import Outcomes
 from worker.steward import Steward
 from worker.succession import Predecessor, Succession
@@ -73,6 +74,7 @@ class Workshop:
         self.awake = awake
         awake.wanted = lambda: self.list.settings.keep_awake
         self._store = places.ledger if settings.ledger is None else "the ledger"
+        self.guard = StateGuard(places.root, places.ledger if settings.ledger is None else None)
         self.events = Events()
         self.running: dict[str, Attempt] = {}
         means = Means.of(places, environ, journal.warning)
