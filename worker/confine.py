@@ -50,7 +50,8 @@ class Confinement:
         self._warn = warn
         self._made: dict[object, int] = {}
         self._closed: frozenset[str] = frozenset()
-        self._looked: tuple[int, ...] = ()  # when the folders that lead to what is closed were last changed
+        self._around: list[str] = []  # the folders that lead to what is closed, and when they were last changed
+        self._looked: tuple[int, ...] = ()
         self._absent: bool | None = None
 
     def ruleset(self, task: Task, cwd: str, env: Mapping[str, str], own: Own) -> int | None:
@@ -62,7 +63,8 @@ class Confinement:
             return None
         written = tuple(_grants(task, cwd, env, own))
         self._look()
-        key = (written, own, tuple(map(_identity, (*(path for path, _ in written), *own.given))), self._looked)
+        opened = tuple((_identity(path), needed) for path, needed in written)
+        key = self._looked, opened, tuple(map(_identity, own.given))  # not the paths: a slot's folder is used again
         known = self._made.pop(key, None)
         if known is None:
             if len(self._made) >= _KEPT:
@@ -82,11 +84,10 @@ class Confinement:
 
     def _look(self) -> None:
         """See what is closed, if anything around it has changed since."""
-        around = {folder for path in self._closed for folder in _above(path)}
-        if not self._closed or self._looked != tuple(map(_changed, sorted(around))):
+        if not self._closed or self._looked != tuple(map(_changed, self._around)):
             self._closed = _closed(self._places)
-            around = {folder for path in self._closed for folder in _above(path)}
-            self._looked = tuple(map(_changed, sorted(around)))
+            self._around = sorted({folder for path in self._closed for folder in _above(path)})
+            self._looked = tuple(map(_changed, self._around))
 
     def _make(self, written: Collection[tuple[str, bool]], own: Own) -> int:
         from worker import landlock
@@ -237,12 +238,12 @@ def _opened(path: str) -> Iterator[int]:
             os.close(fd)
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _identity(path: str) -> tuple[int, int] | str:
     # A ruleset holds its inodes, so none of them has the number of another one meanwhile.
     try:
         found = os.stat(path)
     except OSError:
-        return None
+        return path
     return found.st_dev, found.st_ino
 
 

@@ -61,6 +61,8 @@ class Slot:
         self._given = places.given(number)
         self._means = means
         self._own = Own((), ())
+        self._has_credentials = False
+        os.makedirs(self._given, mode=0o700, exist_ok=True)
         self._spec = places.spec(number)
         self._has_spec = False
 
@@ -93,7 +95,7 @@ class Slot:
         home = self._means.homes.give(self.number, step)
         if not (laid_out and os.path.isdir(laid_out)):
             laid_out = self._means.vault.lay_out(self.number, secrets)
-        os.makedirs(self._given, mode=0o700, exist_ok=True)
+        self._has_credentials = laid_out is not None
         given = dict.fromkeys((self._given, self._means.vault.folder(self.number)))
         self._own = Own((self._places.state(step), *([home] if home else [])), tuple(given))
         return home, laid_out
@@ -133,7 +135,9 @@ class Slot:
         self.log.restart()
         if self.shelter is not None:
             self.shelter.forget()
-        self._means.vault.clear(self.number)
+        if self._has_credentials:
+            self._has_credentials = False
+            self._means.vault.clear(self.number)
         if self._has_spec:
             self._has_spec = False
             with contextlib.suppress(OSError):

@@ -114,6 +114,10 @@ def test_the_same_ruleset_serves_until_something_has_changed(places: Places) -> 
 
     first = made()
     assert made() == first
+    os.rename(places.state("a"), places.state("c"))
+    other = Own((places.state("c"),), ())
+    assert confinement.ruleset(task("c"), places.work, {}, other) == first, "the same folder under another name"
+    os.rename(places.state("c"), places.state("a"))
     os.rmdir(places.state("a"))
     os.mkdir(places.state("a"))
     assert made() != first
