@@ -60,16 +60,14 @@ class Host:
         machine.write("/root/sandbox.yaml", f"config: job.yaml\nprovider: nspawn\nvariables: {variables}\n")
 
     def call(self, kind: str, secret: str = "", **words: str) -> tuple[int | None, str, str]:
-        environment = f"TOKEN={secret} " if secret else ""
-        said = self.machine.run(f"{environment}python3 /root/call.py {kind} '{json.dumps(words)}'").out
+        environment = ["--setenv", f"TOKEN={secret}"] if secret else []
+        unit = ["systemd-run", "--quiet", "--pipe", "--wait", "--collect", "--unit=supervisor", *environment]
+        said = self.machine.run([*unit, "python3", "/root/call.py", kind, json.dumps(words)]).out
         status, output, fault = json.loads(said)
         return status, output, fault
 
     def inside(self, script: str) -> str:
-        self.machine.write("/root/script", script)
-        call = 'python3 /root/call.py exec "$(python3 -c \'import json; print(json.dumps({"script": '
-        call += 'open("/root/script").read()}))\')"'
-        status, output, fault = json.loads(self.machine.run(call).out)
+        status, output, fault = self.call("exec", script=script)
         assert status == 0, fault
         return str(output)
 
@@ -249,3 +247,16 @@ def test_a_paused_container_does_not_start_its_agent(host: Host) -> None:
     assert host.call("pause")[0] == 0
     assert host.call("resume")[0] == 0
     assert host.inside(f"ls {wants}/agent.service 2>/dev/null || echo none") == "none\n"
+
+
+def test_what_a_container_forks_when_it_is_looked_at_is_no_part_of_the_supervisor(host: Host) -> None:
+    """
+    A program that never stops to fork must not keep the supervisor from stopping its machine; it ends with that.
+    """
+    machine = host.machine
+    host.inside("setsid sleep 987654 >/dev/null 2>&1 </dev/null &")
+    pid = machine.run("pgrep -fx 'sleep 987654'").out.strip()
+    group = machine.run(["cat", f"/proc/{pid}/cgroup"]).out
+    assert f"/agent-enter-{NAME}-" in group and "supervisor" not in group, group
+    assert host.call("pause")[0] == 0
+    machine.run("while pgrep -fx 'sleep 987654' || systemctl -q is-active 'agent-enter-*'; do sleep 0.02; done")
