@@ -253,6 +253,134 @@ def test_a_user_of_its_own_is_not_warned_of(agent: Machine) -> None:
     assert "careful" not in agent.run("make -C /src install USER=ann", timeout=120).out
 
 
+def test_s33_an_entry_in_the_workers_name_is_known_by_its_cgroup(agent: Machine) -> None:
+    """
+    S33: a step writes into the journal what the worker would; journald's own fields tell them apart.
+    """
+    agent.write("/usr/local/bin/log", """#!/usr/bin/python3
+import socket
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.sendto(b"MESSAGE=b: done\\nAGENT_EVENT=step-done\\nAGENT_STEP=b\\n", "/run/systemd/journal/socket")
+""", mode=0o755)  # fmt: skip
+    service = Service(agent, "run: r\ntasks:\n  - {id: a, run: 'log; until test -e go; do sleep 0.02; done'}\n")
+    service.start()
+    service.wait("step-done", "b")
+    worker = {"_PID": str(service.pid), "_SYSTEMD_CGROUP": agent.show("agent", "ControlGroup")["ControlGroup"]}
+    agent.run("touch /var/lib/agent/work/go")
+    service.wait("run-done")
+    forged, true = service.events("step-done")
+    assert {key: true[key] for key in worker} == worker
+    assert forged["_SYSTEMD_CGROUP"] == f"{worker['_SYSTEMD_CGROUP']}/slot-0"
+    assert forged["_PID"] != worker["_PID"]
+
+
+def test_an_instance_may_have_a_user_of_its_own(agent: Machine) -> None:
+    """
+    As the README says it; then neither instance reads what the other has, and both work, tell and take orders.
+    """
+    readme = agent.read("/src/README.md")
+    commands = readme[readme.index("$ sudo useradd --system --user-group agent-nightly") :].split("```")[0]
+    agent.run("mkdir /tmp/bin; printf '#!/bin/sh\\nexec \"$@\"\\n' >/tmp/bin/sudo; chmod +x /tmp/bin/sudo")
+    settings = "run: nightly\nalert: touch /tmp/x; id -un\ntasks:\n"
+    look = "id -un; cat /var/lib/agent/out/a; cat /etc/agent/config.yaml; exit 3"
+    agent.write(
+        "/etc/agent/nightly.yaml", f"{settings}  - {{id: n, run: '{look}', retry: {{attempts: 1}}}}\n", mode=0o640
+    )
+    agent.run("PATH=/tmp/bin:$PATH\n" + "\n".join(line.removeprefix("$ ") for line in commands.strip().splitlines()))
+    service = Service(agent, "run: r\ntasks:\n  - {id: a, run: 'echo secret; ls /var/lib/agent@nightly/out; :'}\n")
+    agent.run(
+        "chmod 640 /etc/agent/config.yaml; chgrp agent /etc/agent/config.yaml; mkdir -m 700 /var/lib/agent@nightly"
+    )
+    service.start()
+    service.wait("run-done")
+    agent.run("systemctl start agent@nightly")
+    service.wait("run-failed")
+    agent.run("until journalctl -u agent-alert@agent@nightly -o cat | grep -qx agent-nightly; do sleep 0.05; done")
+    said = agent.run("agentctl log n --instance nightly; agentctl log --output n --instance nightly", check=False)
+    assert "agent-nightly" in said.out and "secret" not in said.out, said
+    assert said.out.count("Permission denied") == 2, said
+    assert "Permission denied" in agent.run("agentctl log a").out
+    assert "2 more spend" in agent.run("agentctl budget --instance nightly --add spend=2").out
+
+
+WITHOUT_SANDBOXES = """
+import json, os, subprocess, sys, tempfile, threading
+with tempfile.TemporaryDirectory() as folder:
+    open(folder + "/a.txt", "w").write("a")
+    os.chmod(folder + "/a.txt", 0o600)
+threading.Thread(target=print, args=("thread",)).start()
+print(subprocess.run(["sh", "-c", "ulimit -n 100; exec ls /"], stdout=subprocess.DEVNULL).returncode, "python ok")
+"""
+
+
+def test_steps_that_build_no_sandbox_work_in_the_tightest_drop_in(agent: Machine) -> None:
+    """
+    git, an interpreter, and the compiler, curl, node and tar where they are installed; another namespace is refused.
+    """
+    agent.write("/srv/py", WITHOUT_SANDBOXES)
+    tasks = """
+run: r
+on_failure: continue
+defaults: {retry: {attempts: 1}}
+tasks:
+  - id: git
+    run: |
+      git init -q app && cd app && git config user.email a@b && git config user.name a && echo 1 >f && git add f &&
+      git commit -qm one && git checkout -q -b two && git gc -q && cd .. && git clone -q app clone && git -C clone log
+  - {id: python, run: python3 /srv/py}
+  - {id: tar, run: "mkdir t v && echo x >t/x && cp -a t u && tar cf t.tar t u && tar xf t.tar -C v && cat v/u/x"}
+  - {id: gcc, run: "command -v gcc || exit 0; echo 'int main(void){return 0;}' >m.c && gcc -O2 m.c -o m && ./m"}
+  - {id: curl, run: "command -v curl || exit 0; curl -sS http://127.0.0.1:9/ 2>&1 | grep -i 'connect'"}
+  - {id: node, run: "command -v node || exit 0; node -e 'setTimeout(() => console.log(1 + 1), 1)'"}
+  - {id: sort, run: "seq 100000 | sort -R --parallel=2 | xargs -P 2 -n 10000 echo | wc -l"}
+  - {id: outlives, run: "touch there; until test -e go; do sleep 0.02; done; agentctl once key -- echo effect"}
+  - {id: sandbox, run: "unshare -Ur true"}
+"""
+    use(agent, "no-sandboxes")
+    service = Service(agent, tasks)
+    service.start()
+    agent.run("until test -e /var/lib/agent/work/there; do sleep 0.05; done")
+    agent.run("systemctl restart agent")
+    service.wait("step-adopted", "outlives")
+    agent.run("touch /var/lib/agent/work/go")
+    service.wait("run-failed")
+    failed = [entry["AGENT_STEP"] for entry in service.events("step-failed")]
+    assert failed == ["sandbox"], agent.run("for s in git python tar gcc curl node sort; do agentctl log $s; done").out
+
+
+def test_a_tracer_and_a_network_namespace_are_a_drop_in_away(agent: Machine) -> None:
+    """
+    What the service does without is given back by the drop-in of that name, and by no other.
+    """
+    agent.write("/usr/local/bin/trace", f"#!/usr/bin/python3{TRACE}", mode=0o755)
+    tasks = """
+run: RUN
+tasks:
+  - {id: net, run: "unshare -Urn true && echo has it; :"}
+  - {id: trace, run: "sleep 60 & trace $!; kill $!"}
+"""
+    for number, (name, net, trace) in enumerate((("", "", "ptrace -1"), ("browsers", "has it", "ptrace -1"),
+                                                 ("debuggers", "", "ptrace 0"))):  # fmt: skip
+        use(agent, name)
+        done(agent, tasks.replace("RUN", f"r{number}"))
+        assert agent.read("/var/lib/agent/out/net").strip() == net
+        assert agent.read("/var/lib/agent/out/trace").startswith(trace)
+
+
+def use(machine: Machine, drop_in: str, unit: str = "agent") -> None:
+    """Switch on one of the drop-ins that come with the agent, as the README says, and no other; none if it is empty."""
+    folder = f"/etc/systemd/system/{unit}.service.d"
+    machine.run(f"mkdir -p {folder} && find {folder} -type l -delete")
+    if drop_in:
+        machine.run(f"ln -s /usr/local/lib/agent/drop-ins/{drop_in}.conf {folder}/")
+    machine.run("systemctl daemon-reload")
+
+
+def exposure(machine: Machine, unit: str) -> float:
+    table = machine.run(f"systemd-analyze security --no-pager {unit}").out.splitlines()
+    return float(table[-1].split(":")[1].split()[0])
+
+
 EXPOSURE = {"": 2.4, "browsers": 2.5, "debuggers": 2.6, "no-sandboxes": 1.5}
 
 
@@ -261,9 +389,40 @@ def test_the_sandbox_is_as_tight_as_promised(agent: Machine, drop_in: str) -> No
     """
     systemd-analyze security, of the unit as installed and with each of the drop-ins that come with it.
     """
-    if drop_in:
-        agent.run("mkdir -p /etc/systemd/system/agent.service.d")
-        agent.run(f"ln -s /usr/local/lib/agent/drop-ins/{drop_in}.conf /etc/systemd/system/agent.service.d")
-        agent.run("systemctl daemon-reload")
-    table = agent.run("systemd-analyze security --no-pager agent.service").out.splitlines()
-    assert float(table[-1].split(":")[1].split()[0]) <= EXPOSURE[drop_in]
+    use(agent, drop_in)
+    assert exposure(agent, "agent.service") <= EXPOSURE[drop_in]
+
+
+SANDBOX_FILE = """
+config: job.yaml
+provider: ssh
+variables: {HOSTS: here, SUDO: "", SSH: /usr/local/bin/not-ssh}
+poll: 1s
+"""
+NOT_SSH = """#!/bin/sh
+shift
+{ id -un; sed -n 's/^CapEff:.//p' /proc/self/status; } >>/var/lib/agent-supervisor/far/seen
+exec sh -c "$*"
+"""
+
+
+def test_a_supervisor_of_machines_elsewhere_needs_no_root(agent: Machine) -> None:
+    """
+    With the drop-in and the three commands that stand in it: a user of its own, no capability, and it looks.
+    """
+    agent.write("/usr/local/bin/not-ssh", NOT_SSH, mode=0o755)
+    agent.write("/etc/agent/supervisor/far.yaml", SANDBOX_FILE, mode=0o640)
+    agent.write("/etc/agent/supervisor/job.yaml", "run: far\ntasks:\n  - {id: a, run: 'true'}\n", mode=0o640)
+    use(agent, "supervisor-without-root", "agent-supervisor@")
+    commands = agent.run("sed -n 's/^# \\{5\\}//p' /usr/local/lib/agent/drop-ins/supervisor-without-root.conf").out
+    assert commands.count("\n") == 2
+    agent.run(commands)
+    agent.run("systemctl start agent-supervisor@far", check=False)
+    try:
+        agent.run("until test -s /var/lib/agent-supervisor/far/seen; do sleep 0.05; done", timeout=30)
+    finally:
+        said = agent.run("journalctl -u agent-supervisor@far -o cat").out
+        agent.run("systemctl stop agent-supervisor@far")
+    assert set(agent.read("/var/lib/agent-supervisor/far/seen").split()) == {"agent-supervisor", "0" * 16}, said
+    assert exposure(agent, "agent-supervisor@far.service") <= 1.5
+    assert exposure(agent, "agent-alert@agent.service") <= 1.5
