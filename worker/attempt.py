@@ -73,7 +73,7 @@ class Attempt:
         self.slot = slot
         self.output = slot.output
         self.log = slot.log
-        self.streams = Streams(step.id, number, slot.output, slot.log, events, journal)
+        self.streams = Streams(step.id, number, slot.output, slot.log, events, journal, step.task.max_output)
         self.said = Said()
         self.definition = ""  # what the step was when it was claimed
         self.claimed = 0.0  # when, as the ledger has it
@@ -252,6 +252,8 @@ class Attempt:
             return math.inf
         if self._start_at is not None:
             return self._start_at
+        if self.streams.over:
+            return -math.inf
         self._hear()
         return min(self.limits.deadline(), self._effort.look_at)
 
@@ -317,6 +319,8 @@ class Attempt:
                 self._end_for(limit, now)
 
     def _broken(self, now: float) -> str | None:
+        if self.streams.over:
+            return "max_output"
         self._hear()
         return self.limits.broken(now)
 
@@ -388,6 +392,8 @@ class Attempt:
         fault = None
         if status == 0 and by_itself and program.gives_result:
             fault = expectation.fault(self.step.task, self.output, self._places.work)
+        if self.streams.over:
+            fault = complaint("max_output", self.step.task)
         following, why = self._programs.ended(program, raw, by_itself, fault)
         if following is not None:
             if program.name == CHECK and not self._programs.found:

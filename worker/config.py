@@ -18,7 +18,7 @@ from worker.errors import ConfigError, Mark, Problem, quote
 from worker.schema import Source, Table, Wrong
 from worker.steps import http as http_step
 from worker.steps import python as python_step
-from worker.task import ITEM, Command, Expect, Given, Task
+from worker.task import ITEM, MAX_OUTPUT, Command, Expect, Given, Task
 from worker.timespan import show
 from worker.yamlfile import Mapping, Node, Scalar, Sequence
 
@@ -292,6 +292,7 @@ def _build(mark: Mark, values: dict[str, Any]) -> Task:
         progress_every=values.get("progress_every"),
         retry=values["retry"],
         confine=values.get("confine"),
+        max_output=values.get("max_output", MAX_OUTPUT),
     )
 
 

@@ -246,6 +246,7 @@ _HTTP: Table = {
     "body": schema.long_text,
     "file": schema.path,
     "timeout": schema.positive_span,
+    "max": schema.size,
 }
 _CONFINE: Table = {"write": schema.list_of(schema.path)}
 _EXPECT: Table = {
@@ -266,6 +267,7 @@ DEFAULTS: Table = {
     "stall_after": schema.limit,
     "watchdog": schema.positive_span,
     "progress_every": schema.positive_span,
+    "max_output": schema.size_limit,
     "retry": _retry,
 }
 TASK: Table = {

@@ -287,3 +287,11 @@ def _rename(temp: str, target: str) -> None:
 def _unlink(path: str) -> None:
     with contextlib.suppress(OSError):  # never made, or the file system is read-only: nothing to tidy
         os.unlink(path)
+
+
+def shown_size(size: int) -> str:
+    """Return a number of bytes as a list may have it: 16G, 1500K, 1000."""
+    power = 0
+    while power < 4 and size and size % 1024 == 0:
+        size, power = size // 1024, power + 1
+    return f"{size}{' KMGT'[power]}".rstrip()

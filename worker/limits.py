@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from worker import files
 from worker.task import Task
 from worker.timespan import show
 
@@ -112,6 +113,9 @@ class Limits:
 
 def complaint(limit: str, task: Task) -> str:
     """Return what is said of a step of `task` that has passed this limit."""
+    if limit == "max_output":
+        most = files.shown_size(task.max_output or 0)
+        return f"wrote more than its max_output of {most}; let it write less, or give it a larger one"
     span = show(getattr(task, limit) or 0)
     return {
         "timeout": f"took longer than its timeout of {span}",

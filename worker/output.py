@@ -60,8 +60,10 @@ class Spool:
         """Return what `resume` knows the file by, None while there is none."""
         return self._named if self._fd is None else os.fstat(self._fd).st_ino
 
-    def take(self, pipe: int) -> bytes | None:
+    def take(self, pipe: int, most: int = CHUNK) -> bytes | None:
         """Move a chunk of what `pipe` holds into the file and return it: None for nothing now, b"" at the pipe's end.
+
+        A chunk has `most` bytes at most.
 
         Raises OSError, nothing taken, when the file cannot be written.
         """
@@ -69,7 +71,7 @@ class Spool:
         if self._splices and not self._abandoned:
             fd = self._open()
             try:
-                count = os.splice(pipe, fd, CHUNK, offset_dst=self._written, flags=os.SPLICE_F_NONBLOCK)
+                count = os.splice(pipe, fd, most, offset_dst=self._written, flags=os.SPLICE_F_NONBLOCK)
             except BlockingIOError:
                 return None
             except OSError as exc:
@@ -80,16 +82,16 @@ class Spool:
                 self._written += count
                 self.size += count
                 return self.read(self._written - count, count)
-        data = self.absorb(pipe)
+        data = self.absorb(pipe, most)
         if data:
             with contextlib.suppress(OSError):  # it is kept, and the next call raises
                 self.retry()
         return data
 
-    def absorb(self, pipe: int) -> bytes | None:
+    def absorb(self, pipe: int, most: int = CHUNK) -> bytes | None:
         """Take a chunk into memory, for a pipe that is to be closed while the disk is full; returned as by `take`."""
         try:
-            data = os.read(pipe, CHUNK)
+            data = os.read(pipe, most)
         except BlockingIOError:
             return None
         self.size += len(data)

@@ -172,6 +172,23 @@ def limit(node: Node, source: Source) -> float | None:
     return positive_span(node, source)
 
 
+def size(node: Node, source: Source) -> int:
+    """A number of bytes, with K, M, G or T (powers of 1024, as systemd has them) behind it or KiB, MiB, GiB, TiB."""
+    value = text(node, source)
+    parts = re.fullmatch(r"([0-9]{1,9})(?:([KMGT])(?:i?B)?)?", value)
+    if parts is None or not int(parts[1]):
+        raise Wrong(node, f"wants a size above 0, found {quote(value)}", "write 256M, say")
+    power: int = " KMGT".index(parts[2] or " ")
+    return int(parts[1]) << (10 * power)
+
+
+def size_limit(node: Node, source: Source) -> int | None:
+    """A size, or None for 'infinity': no limit."""
+    if type(node) is Scalar and node.text.strip() == "infinity":
+        return None
+    return size(node, source)
+
+
 def choice(*words: str) -> Reader[str]:
     """One of a few words."""
 

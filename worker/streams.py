@@ -6,6 +6,7 @@ While the disk takes nothing the pipes are not read, so the step waits in its ow
 import contextlib
 import fcntl
 import functools
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -43,12 +44,24 @@ class _Stream:
 class Streams:
     """The pipes of an attempt's programs, one program after the other."""
 
-    def __init__(self, step: str, number: int, output: Spool, log: Spool, events: Events, journal: Journal) -> None:
+    def __init__(
+        self,
+        step: str,
+        number: int,
+        output: Spool,
+        log: Spool,
+        events: Events,
+        journal: Journal,
+        most: int | None = None,
+    ) -> None:
+        """`most`: how many bytes are kept of each stream; what writes more is not read any further."""
         self.output = output
         self.log = log
         self.last_data = events.now
         self.held_since: float | None = None  # the disk is full since then
         self.fault = ""  # why a stream could not be kept, if no waiting mends it
+        self.over = False  # there is more than the most of a stream
+        self._most = math.inf if most is None else most
         self._skipped = {id(output): 0, id(log): 0}
         self._retry_at = 0.0
         self._step = step
@@ -64,6 +77,7 @@ class Streams:
         spool, priority = (self.output, INFO) if result else (self.log, NOTICE)
         self._open = [_Stream(pipes.stdout, spool, priority), _Stream(pipes.stderr, self.log, NOTICE)]
         self._kept = pipes.kept
+        self.over = False
         for stream in self._open:
             self._watch(stream)
 
@@ -75,7 +89,9 @@ class Streams:
         """
         for stream in self._open:
             for _ in range(_DRAIN_MAX // CHUNK):
-                if stream.fd < 0 or not self._drain(stream, at_once or not self._kept):
+                if self.over and stream.fd >= 0:  # a pipe that is kept is the next program's, too
+                    _empty(stream.fd)
+                if stream.fd < 0 or self.over or not self._drain(stream, at_once or not self._kept):
                     break
             if self.held_since is not None and not at_once:
                 return False
@@ -173,20 +189,24 @@ class Streams:
             self._hold(exc, stream)
             return False
 
-    def _take(self, stream: _Stream, take: Callable[[int], bytes | None]) -> bool:
+    def _take(self, stream: _Stream, take: Callable[[int, int], bytes | None]) -> bool:
         """Take one chunk, so that a step which prints without end leaves the loop its turn.
 
         Return whether there may be more.  Raises OSError if the disk is full.
         """
         place = stream.spool.size
+        room = self._most - place
+        if room <= 0:
+            return self._look_beyond(stream)
+        most = int(min(CHUNK, room))
         try:
-            data = take(stream.fd)
+            data = take(stream.fd, most)
         except OSError as exc:
             if exc.errno in FULL:
                 raise
             stream.spool.abandon()
             self.fault = f"its output could not be kept: {exc.strerror}: {stream.spool.path}"
-            data = stream.spool.absorb(stream.fd)
+            data = stream.spool.absorb(stream.fd, most)
         if data is None:
             return False
         if not data:
@@ -198,6 +218,21 @@ class Streams:
                 fcntl.fcntl(stream.fd, fcntl.F_SETPIPE_SZ, CHUNK)
         self._pass_on(stream, data, place)
         return True
+
+    def _look_beyond(self, stream: _Stream) -> bool:
+        """See whether there is more than may be kept: not a byte more is taken then, and nothing is read any more."""
+        try:
+            more = os.read(stream.fd, 1)
+        except BlockingIOError:
+            return False
+        if more:
+            self.over = True
+            for other in self._open:
+                if other.fd >= 0:
+                    self._events.forget(other.fd)
+        else:
+            self._close(stream)
+        return False
 
     def _pass_on(self, stream: _Stream, data: bytes, place: int) -> None:
         """Let the journal have the lines of `data`, which begins at `place` in the spool."""
@@ -218,3 +253,11 @@ class Streams:
             os.close(stream.fd)
         stream.fd = -1
         self._print(stream, stream.lines.end())
+
+
+def _empty(pipe: int) -> None:
+    """Throw away what a pipe holds, or so much as any holds."""
+    with contextlib.suppress(BlockingIOError):
+        for _ in range(_DRAIN_MAX // CHUNK):
+            if not os.read(pipe, CHUNK):
+                return

@@ -4,6 +4,7 @@ from typing import Literal, NamedTuple
 
 from worker.errors import Mark
 
+MAX_OUTPUT = 16 << 30  # bytes; more than anybody prints who means to
 ITEM = "{item}"  # what a list of arguments has in place of the item
 
 
@@ -114,6 +115,7 @@ class Task(NamedTuple):
     progress_every: float | None
     retry: Retry
     confine: Confine | None = None  # None: as it is where the worker runs
+    max_output: int | None = MAX_OUTPUT  # bytes, of each of its two streams
 
 
 def commands(task: Task) -> list[list[str]]:

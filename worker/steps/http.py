@@ -1,9 +1,10 @@
 """An `http:` step's process: sends one request and prints the body of the answer, as it comes.
 
-SPEC: {method, url, headers, json | body | file, expect: {status: [...], json: {PATH: VALUE}}, timeout, unsure}, all
-but `url` optional.  `timeout` is the longest silence of the server in seconds; without it the task's own limits
-rule.  In a URL, what a placeholder stands for is percent-encoded, unless it stands at the start: then it begins
-the URL.  The request bears $AGENT_KEY as its Idempotency-Key.
+SPEC: {method, url, headers, json | body | file, expect: {status: [...], json: {PATH: VALUE}}, timeout, max, unsure},
+all but `url` optional.  `timeout` is the longest silence of the server in seconds; without it the task's own limits
+rule.  `max` is the most bytes that an answer may have, unpacked.  In a URL, what a placeholder stands for is
+percent-encoded, unless it stands at the start: then it begins the URL.  The request bears $AGENT_KEY as its
+Idempotency-Key.
 
 The step is done on 2xx, or on a status that `expect` names; it is tried again later when the server or the
 network cannot now, and failed on anything else, with the server's words about it in the log.  Once the request has
@@ -21,7 +22,7 @@ import sys
 import time
 
 from worker import __version__, doubt, files, step
-from worker.steps import NoSuchHost, NotNow, StepError, fill, fill_url, lookup, redirects, run
+from worker.steps import NoSuchHost, NotNow, StepError, body, fill, fill_url, lookup, redirects, run
 
 TYPE_CHECKING = False  # see worker/step.py
 if TYPE_CHECKING:
@@ -29,14 +30,17 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Any
 
-_KEYS = ("method", "url", "headers", "json", "body", "file", "expect", "timeout", "unsure")
+_KEYS = ("method", "url", "headers", "json", "body", "file", "expect", "timeout", "max", "unsure")
 _CONTENT = ("json", "body", "file")
 _TOKEN = "!#$%&'*+-.^_`|~"  # and letters and digits (RFC 9110, 5.6.2)
-_OWN_HEADERS = {"User-Agent": f"agent/{__version__}"}
+_OWN_HEADERS = {"User-Agent": f"agent/{__version__}", "Accept-Encoding": body.ENCODINGS}
 _NOT_NOW = (408, 425, 429)
 _NOT_YET_VALID = 9  # X509_V_ERR_CERT_NOT_YET_VALID of OpenSSL
 _NO_NAME = (-2, -5)  # EAI_NONAME, EAI_NODATA: a name server has said no
 _CONNECT = 30.0  # seconds
+# The longest that any answer takes, from the first look for its server to its end: a server may be slow, or have much
+# to say, and one that sends a byte now and then is never silent.
+_LONGEST, _SLOWEST = 24 * 3600.0, 64 * 1024  # seconds, bytes a second
 _CHECKED_MAX = 16 * 1024 * 1024
 _REASON_MAX, _REASON_LINES = 4096, 10
 _RETRY_AFTER_MAX = 1e9  # seconds; the worker has a lower limit of its own
@@ -59,6 +63,9 @@ def problems(spec: Mapping[str, Any]) -> list[str]:
     timeout = spec.get("timeout", 1)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         found.append("timeout: must be a number of seconds above 0")
+    most = spec.get("max", 1)
+    if isinstance(most, bool) or not isinstance(most, int) or not most > 0:
+        found.append("max: must be a number of bytes above 0")
     found += _expect_problems(spec.get("expect", {}))
     return found
 
@@ -76,12 +83,13 @@ def fetch(spec: dict[str, Any]) -> None:
         limits = httpx.Timeout(timeout, connect=min(_CONNECT, timeout or _CONNECT))
         sent = _Sent()
         try:
-            client = closed.enter_context(httpx.Client(timeout=limits, headers=_OWN_HEADERS))
+            _set_deadline(said, spec.get("max", body.MAX), sent, closed)
+            client = closed.enter_context(httpx.Client(timeout=limits, headers=_OWN_HEADERS, verify=_trust(httpx)))
             asked = client.build_request(**request, extensions={"trace": sent.note})
             answer, way = redirects.send(client, asked, _secret_headers(spec))
             closed.callback(answer.close)
             said += way
-            _judge(answer, spec.get("expect", {}), said, spec.get("unsure", ()))
+            _judge(answer, spec.get("expect", {}), said, spec.get("unsure", ()), spec.get("max", body.MAX))
         except (
             httpx.TimeoutException,
             httpx.NetworkError,
@@ -160,10 +168,39 @@ class _Sent:
             self.begun = True
 
 
+def _trust(httpx: Any) -> Any:
+    """Return the certificates that are trusted, for connections whose end is believed only if the server said it."""
+    import ssl
+
+    class Socket(ssl.SSLSocket):
+        """Takes an end that anybody on the way can bring about for an error, and not for the answer's end."""
+
+        def do_handshake(self, block: bool = False) -> None:
+            self.suppress_ragged_eofs = False
+            super().do_handshake(block)
+
+    context = httpx.create_ssl_context()
+    context.sslsocket_class = Socket
+    return context
+
+
+def _set_deadline(said: str, most: int, sent: _Sent, closed: contextlib.ExitStack) -> None:
+    """Let NotNow be raised when the whole answer is not here after the longest time that any takes."""
+    import signal
+
+    def give_up(_number: int, _frame: object) -> None:
+        raise NotNow(f"{said}: there is no end of its answer after {seconds / 3600:.0f}h", sent.begun)
+
+    seconds = _LONGEST + most / _SLOWEST
+    signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    closed.callback(signal.setitimer, signal.ITIMER_REAL, 0)
+
+
 # -- what comes back
 
 
-def _judge(answer: Any, expect: dict[str, Any], said: str, listed: Collection[int]) -> None:
+def _judge(answer: Any, expect: dict[str, Any], said: str, listed: Collection[int], most: int) -> None:
     """Print the body if the status is what the step needs; raise StepError if not.
 
     A status that says no leaves no doubt.  A success that is not the expected one does, and so do a gateway's word
@@ -172,7 +209,7 @@ def _judge(answer: Any, expect: dict[str, Any], said: str, listed: Collection[in
     code: int = answer.status_code
     if code in expect["status"] if "status" in expect else 200 <= code < 300:
         try:
-            _print(answer, expect.get("json"), said)
+            _print(answer, expect.get("json"), said, most)
         except StepError as exc:
             raise StepError(str(exc), unsure=True) from None  # it has happened
         return
@@ -189,17 +226,20 @@ def _judge(answer: Any, expect: dict[str, Any], said: str, listed: Collection[in
     raise StepError("\n".join([said, *_reason(answer)]), unsure)
 
 
-def _print(answer: Any, expected: dict[str, Any] | None, said: str) -> None:
+def _print(answer: Any, expected: dict[str, Any] | None, said: str, most: int) -> None:
     """Copy the body to standard output; keep it in memory only if there is something to check in it."""
     kept = bytearray()
     beat = _beats()
-    for chunk in answer.iter_bytes():
-        files.write_all(1, chunk)
-        next(beat)
-        if expected is not None:
-            kept += chunk
-            if len(kept) > _CHECKED_MAX:
-                raise StepError(f"{said}: the answer is too long to be checked (expect: json)")
+    try:
+        for chunk in body.pieces(answer, most):
+            files.write_all(1, chunk)
+            next(beat)
+            if expected is not None:
+                kept += chunk
+                if len(kept) > _CHECKED_MAX:
+                    raise StepError("the answer is too long to be checked (expect: json)")
+    except StepError as exc:
+        raise StepError(f"{said}: {exc}") from None
     if expected is not None:
         _check(bytes(kept), expected, said)
 
@@ -247,11 +287,9 @@ def _short(value: Any) -> str:
 def _reason(answer: Any) -> list[str]:
     """Return the first lines of the body, fit for a log."""
     kept = b""
-    with contextlib.suppress(_library().HTTPError):  # its status has said enough
-        for chunk in answer.iter_bytes():
+    with contextlib.suppress(_library().HTTPError, StepError):  # its status has said enough
+        for chunk in body.pieces(answer, _REASON_MAX):
             kept += chunk
-            if len(kept) > _REASON_MAX:
-                break
     lines = kept[:_REASON_MAX].decode(errors="replace").splitlines()
     return [_printable(line) for line in lines[:_REASON_LINES]]
 

@@ -218,16 +218,6 @@ def _number(node: Node, source: Source) -> float:
     return float(value)
 
 
-def _size(node: Node, source: Source) -> int:
-    """A number of bytes, with K, M or G (powers of 1024, as systemd has them) behind it or KiB, MiB, GiB."""
-    value = schema.text(node, source)
-    found = re.fullmatch(r"(\d{1,9})(?:([KMG])(?:i?B)?)?", value)
-    if found is None or not int(found[1]):
-        raise Wrong(node, f"wants a size above 0, found {quote(value)}", "write 256M, say")
-    power: int = " KMG".index(found[2] or " ")
-    return int(found[1]) << (10 * power)
-
-
 def _budget(node: Node, source: Source) -> dict[str, Any]:
     return schema.fields(node, {"machines": schema.integer, "hours": _number, "spend": _number}, source)
 
@@ -260,7 +250,7 @@ _SANDBOX: Table = {
     "fence": schema.span,
     "unanswered": schema.integer,
     "restarts": schema.integer,
-    "max_file": _size,
+    "max_file": schema.size,
     "alert": contact.read_alert,
     "ping": contact.read_ping,
     "at_end": schema.choice("stop", "keep"),
