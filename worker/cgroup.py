@@ -7,6 +7,7 @@ step, how much CPU time all of them have used, and ends them in one write.  It o
 import contextlib
 import itertools
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -15,6 +16,7 @@ ROOT = "/sys/fs/cgroup"
 _PREFIX = "slot-"
 # A look at what is below a cgroup ends after so many folders, each with so many in it: some ten milliseconds.
 _LOOK_AT_MOST, _ENTRIES_MAX = 512, 1024
+_MOST_BELOW = {"descendants": 256, "depth": 16}
 
 
 class Memory(NamedTuple):
@@ -55,6 +57,54 @@ class Group(NamedTuple):
         found = _of(pid)
         # /proc hides it (ProtectProc=) where it keeps secrets, or was started by an earlier worker (PrivateUsers=).
         return f"{found}/".startswith(f"{self.path}/") if found else pid in self.pids()
+
+    def is_plain(self) -> bool:
+        """Return whether there is no cgroup below it."""
+        try:
+            return os.stat(self.path).st_nlink <= 2
+        except OSError:
+            return True  # it has gone
+
+    def limit(self) -> None:
+        """Let those inside make so many cgroups, and no more.  They may lift that: the files are their user's."""
+        for what, most in _MOST_BELOW.items():
+            with contextlib.suppress(OSError), open(f"{self.path}/cgroup.max.{what}", "w", encoding="ascii") as file:
+                file.write(str(most))
+
+    def tidy(self, until: float) -> bool:
+        """Remove the cgroups below it, until a time (monotonic clock); return whether none is left."""
+        self.limit()
+        try:
+            at = os.open(self.path, os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return True
+        names: list[str] = []  # how we came here: a path may be too long for the kernel
+        while time.monotonic() < until:
+            below = _first_that_stays(at)
+            if below is None and not names:
+                break
+            back = None if below is not None else names.pop()
+            try:
+                there = os.open(below or "..", os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            except OSError:
+                break
+            os.close(at)
+            at = there
+            if below is not None:
+                names.append(below)
+                continue
+            try:
+                os.rmdir(str(back), dir_fd=at)
+            except OSError:
+                break  # somebody is in there
+        os.close(at)
+        return self.is_plain()
+
+    def remove(self) -> bool:
+        """Remove it; return whether it is gone."""
+        with contextlib.suppress(OSError):
+            os.rmdir(self.path)
+        return not os.path.exists(self.path)
 
     def ids(self) -> list[int]:
         """Return what the kernel calls it, and those below it that were found."""
@@ -142,7 +192,15 @@ class Tree(NamedTuple):
         """Return the cgroup of a slot, which is there then.  Raises OSError."""
         group = Group(f"{self.path}/{_PREFIX}{slot}")
         os.makedirs(group.path, exist_ok=True)
+        group.limit()
         return group
+
+    def others(self) -> Iterator[tuple[str, Group]]:
+        """Yield the cgroups below it, by name; of very many only the first."""
+        with os.scandir(self.path) as entries:
+            names = [entry.name for entry in itertools.islice(entries, _ENTRIES_MAX) if entry.is_dir()]
+        for name in names:
+            yield name, Group(f"{self.path}/{name}")
 
     def groups(self) -> Iterator[tuple[int, Group]]:
         """Yield those that are there, by slot."""
@@ -170,6 +228,18 @@ def _walk(path: str) -> Iterator[str]:
                 folders += [entry.path for entry in itertools.islice(entries, _ENTRIES_MAX) if entry.is_dir()]
         except OSError:
             continue  # it has just been removed
+
+
+def _first_that_stays(at: int) -> str | None:
+    """Remove the cgroups of a folder; return the name of the first that cannot be removed as it is, or None."""
+    with os.scandir(at) as entries:
+        names = [entry.name for entry in itertools.islice(entries, _ENTRIES_MAX) if entry.is_dir(follow_symlinks=False)]
+    for name in names:
+        try:
+            os.rmdir(name, dir_fd=at)
+        except OSError:
+            return name
+    return None
 
 
 def _of(pid: int) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_SET_DUMPABLE = 36, 4
 _DESCRIBED, _STACK_LINES = 16, 8
 # How the environment of each command of the worker's own begins (see errands.py).
 ERRAND = b"AGENT_ERRAND"
@@ -118,12 +118,18 @@ def ours(module: str) -> tuple[str, ...]:
 
 
 def become_subreaper() -> None:
-    """Adopt orphans of our descendants from now on (PR_SET_CHILD_SUBREAPER, prctl(2))."""
+    """Adopt orphans of our descendants from now on (PR_SET_CHILD_SUBREAPER, prctl(2)).
+
+    And be closed to them: no other process of this user reads our memory, environment or descriptors, or traces us
+    (PR_SET_DUMPABLE).  What they start has that anew (execve(2)).
+    """
     import ctypes  # 1 MB and some milliseconds: not before the worker is ready
 
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE)")
 
 
 def keep_descriptors() -> None:
@@ -487,6 +493,11 @@ def send(processes: Iterable[Found], number: int) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process.pid, number)
+
+
+def send_all(pids: Iterable[int], number: int) -> None:
+    """Send a signal to each of these processes, as `send` does."""
+    send((Found(pid, 0, 0, HIDDEN, 0) for pid in pids), number)
 
 
 def terminate(processes: Iterable[Found]) -> None:

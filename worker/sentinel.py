@@ -10,9 +10,10 @@ import os
 import select
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from worker import process, scarcity
-from worker.cgroup import Tree
+from worker.cgroup import Group, Tree
 from worker.systemd import Notifier
 
 NAME = "sentinel"
@@ -20,45 +21,53 @@ _PATIENCE = 20.0  # seconds; a start of the unit may take longer
 _SCRIPT = os.path.join(os.path.dirname(__file__), "sentinel.sh")
 
 
-def post(tree: Tree, notifier: Notifier, held: int | None) -> int:
-    """Let there be a sentinel; return our end of its pipe, to be kept open for as long as we live.
+class Posted(NamedTuple):
+    """A sentinel: our end of its pipe, to be kept open for as long as we live, and its pid, 0 if nobody knows it."""
 
-    `held` is that of one that an earlier worker has posted.  Raises OSError.
+    pipe: int
+    pid: int
+
+
+def post(tree: Tree, notifier: Notifier, held: int | None) -> Posted:
+    """Let there be a sentinel, alone in its cgroup.
+
+    `held` is the end of a pipe of one that an earlier worker has posted.  Raises OSError.
     """
+    group = Group(f"{tree.path}/{NAME}")
     if held is not None:
-        if _has_reader(held):
-            return held
+        found = group.pids()
+        if len(found) <= 1 and _has_reader(held):
+            return Posted(held, found[0] if found else 0)  # it may be on its way to its cgroup
+        group.kill()  # one of them, if it lives, must not see the end of its pipe
         os.close(held)
         notifier.discard(NAME)
-    group = f"{tree.path}/{NAME}"
-    os.makedirs(group, exist_ok=True)
+    os.makedirs(group.path, exist_ok=True)
+    group.kill()
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         notifier.store(NAME, write)
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            _launch(["sh", _SCRIPT, group], null, read)
+            pid = _launch(["sh", _SCRIPT, group.path], null, read)
         finally:
             os.close(null)
     except process.SpawnError as exc:
         raise OSError(scarcity.code(exc), str(exc)) from exc
     finally:
         os.close(read)
-    return write
+    return Posted(write, pid)
 
 
-def _launch(argv: Sequence[str], null: int, read: int) -> None:
-    """Start it; what the machine is short of is waited for, though not for as long as a start may take."""
+def _launch(argv: Sequence[str], null: int, read: int) -> int:
+    """Start it and return its pid; what the machine is short of is waited for, not for as long as a start may take."""
     gives_up = time.monotonic() + _PATIENCE
     while True:
         try:
-            process.launch("/bin/sh", argv, {"PATH": process.DEFAULT_PATH}, "/", null, null, stdin=read)
+            return process.launch("/bin/sh", argv, {"PATH": process.DEFAULT_PATH}, "/", null, null, stdin=read)
         except process.SpawnError as exc:
             if not scarcity.is_scarce(exc) or time.monotonic() >= gives_up:
                 raise
             time.sleep(scarcity.RETRY)
-        else:
-            return
 
 
 def _has_reader(write: int) -> bool:

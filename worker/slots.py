@@ -45,7 +45,9 @@ class Slots:
         self.unseen_since = clock.monotonic()
         self._places = places
         self._notifier = notifier
-        self._tree = tree
+        self.tree = tree
+        self.sentinel = 0  # its pid
+        self.bystanders: Collection[int] = ()  # who is in the unit's own cgroup, and was before we started anything
         self._stored = dict(stored)
         self._means = means or Means.of(places, {}, lambda _text: None)
         self._used: set[int] = set()
@@ -53,7 +55,9 @@ class Slots:
         self._seen = -1
         if tree is not None:
             _kill_latecomers(tree, places)
-            self._sentinel = sentinel.post(tree, notifier, self._stored.pop(sentinel.NAME, None))
+            self.bystanders = frozenset(tree.pids()) - {os.getpid()}
+            posted = sentinel.post(tree, notifier, self._stored.pop(sentinel.NAME, None))
+            self._sentinel, self.sentinel = posted
             self._look_back(same_place, tree)
         else:
             with contextlib.suppress(OSError):
@@ -61,7 +65,7 @@ class Slots:
 
     def is_ours(self, pid: int) -> bool:
         """Return whether the process that asks for something is a step's, or another program of ours."""
-        return requester.is_ours(pid, self._tree)
+        return requester.is_ours(pid, self.tree)
 
     def _look_back(self, same_place: bool, tree: Tree) -> None:
         with contextlib.suppress(OSError, ValueError), open(self._places.seen, encoding="utf-8") as file:
@@ -85,14 +89,17 @@ class Slots:
 
     def take(self) -> Slot:
         """Return a slot that is free.  Raises OSError."""
-        if self._free:
-            return self._free.pop()
+        for slot in reversed(self._free):
+            if slot.shelter is None or not slot.shelter.group.populated():
+                self._free.remove(slot)
+                return slot
+            slot.shelter.group.kill()  # somebody has put himself there
         number = next(n for n in range(len(self._used) + 1) if n not in self._used)
         socket = NotifySocket(self._places.notify(number))
         home = None
-        if self._tree is not None:
+        if self.tree is not None:
             try:
-                home = Shelter.make(self._tree, self._notifier, self._places, number, socket.fileno())
+                home = Shelter.make(self.tree, self._notifier, self._places, number, socket.fileno())
             except OSError:
                 socket.close()
                 raise
@@ -116,10 +123,10 @@ class Slots:
 
         Raises LookupError if systemd has not kept all of its descriptors, and OSError.
         """
-        assert self._tree is not None
+        assert self.tree is not None
         names = shelter.names(number)
         stdout, stderr, notify = (self._stored[name] for name in names)
-        home = Shelter(self._tree.make(number), self._notifier, self._places, number, stdout, stderr)
+        home = Shelter(self.tree.make(number), self._notifier, self._places, number, stdout, stderr)
         for name in names:
             del self._stored[name]
         self._used.add(number)
@@ -132,7 +139,7 @@ class Slots:
             os.close(fd)
             self._notifier.discard(name)
         self._stored.clear()
-        for number, group in self._tree.groups() if self._tree is not None else ():
+        for number, group in self.tree.groups() if self.tree is not None else ():
             if number in going_on:
                 continue
             names += map(str, process.look_at(group.pids()))

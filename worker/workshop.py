@@ -41,6 +41,7 @@ from worker.succession import Predecessor, Succession
 from worker.systemd import Notifier
 from worker.tasklist import Tasklist
 from worker.voice import Voice
+from worker.warden import Warden
 from worker.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -172,7 +173,10 @@ class Workshop:
             lambda: self.list.settings.contact, self.places, self.ledger, self.running, self.meter.state,
             environ, self.errands, self.journal,
         )  # fmt: skip
-        return Companions([self.meter, self.savings, keeper, self.copies, removal, herald, self.awake, self.errands])
+        slots = self.slots
+        warden = Warden(slots.tree, slots.sentinel, slots.bystanders, self.running, self.errands.pids, self.journal)
+        others = (self.savings, keeper, self.copies, removal, herald, self.awake, self.errands)
+        return Companions([warden, self.meter, *others])
 
     def _others(self) -> Peers | Alone:
         if not self.ledger.shared:

@@ -172,3 +172,99 @@ def test_s13_steps_that_outlive_the_worker_are_heard_by_the_next_one(agent: Mach
     shown = agent.run("agentctl status --json").out
     assert "late-a" in shown
     assert "late-b" in shown
+
+
+OPEN_WORKER = """
+worker = int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1])  # above the leader, a shell
+for name in ("mem", "environ", "fd/0", "maps", "root/etc"):
+    try:
+        os.close(os.open(f"/proc/{worker}/{name}", os.O_RDONLY))
+        print("opened", name)
+    except OSError:
+        pass
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.ptrace(0x4206, worker, 0, 0) == 0:  # PTRACE_SEIZE
+    print("traced")
+buffer = ctypes.create_string_buffer(8)
+if libc.syscall(438, os.pidfd_open(worker), 0, 0) >= 0:  # pidfd_getfd
+    print("took a descriptor")
+print("tried")
+"""
+
+
+def test_s12_no_step_looks_into_the_worker(agent: Machine) -> None:
+    """
+    S12: not its memory, with the passwords in it, nor its environment or descriptors; and nobody traces it.
+    """
+    service = begin(agent, OPEN_WORKER)
+    service.wait("step-done", "evil")
+    assert output(agent) == "tried\n"
+    let_go(service)
+
+
+# Each leaves a process behind that is to live on.
+HIDES = {
+    "beside the sentinel": "unit + '/sentinel'",
+    "beside the worker": "unit",
+    "in a cgroup of its own": "made(unit + '/hidden')",
+    "below one of its own": "made(unit + '/hidden/below')",
+    "in a slot that is none": "made(unit + '/slot-99')",
+    "below its slot": "made(unit + '/slot-1/below')",
+    "where systemd runs hooks": "made(unit + '/.control')",
+}
+HIDE = """
+def made(path):
+    os.makedirs(path, exist_ok=True)
+    return path
+
+def hide():
+    os.setsid()
+    group = {group}
+    os.close(0), os.close(1), os.close(2)
+    open(group + "/cgroup.procs", "w").write("0")
+    os.execve("/bin/sleep", ["sleep", "3210"], {environ})
+child(hide)
+while b"3210" not in b"".join(open(p, "rb").read() for p in glob.glob("/proc/[0-9]*/cmdline") if os.path.exists(p)):
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("environ", ["os.environ", "{}"], ids=["its environment", "none"])
+@pytest.mark.parametrize("group", HIDES.values(), ids=HIDES.keys())
+def test_s25_what_hides_in_another_cgroup_of_the_unit_ends_with_its_step(
+    agent: Machine, group: str, environ: str
+) -> None:
+    """
+    S25: beside the sentinel, beside the worker, in a cgroup that the step has made: all of it is ended.
+    """
+    service = begin(agent, HIDE.format(group=group, environ=environ))
+    service.wait("step-done", "evil")
+    agent.run("while pgrep -u agent -x sleep; do sleep 0.02; done", timeout=20)
+    assert any("read _ <gate" in line for line in service.processes())
+    assert any("sentinel.sh" in line for line in service.processes())
+    let_go(service)
+
+
+def test_s30_cgroups_that_a_step_has_made_cost_the_worker_little(agent: Machine) -> None:
+    """
+    S30: they have a limit; where the step lifts that, the worker answers all the same, and they are gone after it.
+    """
+    evil = """
+mine = "/sys/fs/cgroup" + open("/proc/self/cgroup").read().split("::")[1].rstrip()
+print(open(mine + "/cgroup.max.descendants").read().strip(), open(mine + "/cgroup.max.depth").read().strip())
+for name in ("descendants", "depth"):
+    open(f"{mine}/cgroup.max.{name}", "w").write("max")
+for n in range(20000):
+    os.mkdir(f"{mine}/c{n}")
+deep = mine
+for n in range(300):
+    deep += "/d"
+    os.mkdir(deep)
+"""
+    service = begin(agent, evil, "[Service]\nWatchdogSec=3s\n")
+    service.wait("step-done", "evil")
+    assert output(agent).split() == ["256", "16"]
+    agent.run("timeout 2 agentctl status")
+    agent.run("while ls -d /sys/fs/cgroup/system.slice/agent.service/slot-1/*/; do sleep 0.05; done", timeout=60)
+    let_go(service)
+    assert agent.show("agent", "NRestarts")["NRestarts"] == "0"
