@@ -103,7 +103,14 @@ def test_staging_writes_a_whole_program_and_leaves_the_system_alone(run: Run, de
     assert (dest / "etc/agent/config.d").is_dir()
     assert (dest / "etc/agent/config.yaml").read_bytes() == (SOURCE / "config.example.yaml").read_bytes()
     assert not (dest / DROPIN).exists()
-    for unit in ("agent.service", "agent@.service", "agent.path", "agent-alert@.service", "agent-thaw@.service", "agent-supervisor@.service"):
+    for unit in (
+        "agent.service",
+        "agent@.service",
+        "agent.path",
+        "agent-alert@.service",
+        "agent-thaw@.service",
+        "agent-supervisor@.service",
+    ):
         path = dest / UNITS / unit
         source = "agent.service" if unit == "agent@.service" else unit
         assert path.read_bytes() == (SOURCE / "units" / source).read_bytes()

@@ -116,6 +116,20 @@ def test_a_hosted_sandbox_is_made_resumed_extended_and_stopped(tmp_path: Path) -
     assert world.machines() == [("1", "gone"), ("2", "paused")]
 
 
+def test_what_setup_says_is_not_seen_in_a_hosted_sandboxs_command_line(tmp_path: Path) -> None:
+    """
+    S36: each user of the supervisor's machine can read that; the text goes there as a file, and is gone afterwards.
+    """
+    provider = "provider: hosted\nvariables: {CLI: ROOT/bin/sandbox, IMAGE: debian}"
+    world = World(tmp_path / "w", DONE, "setup: 'echo token-17 >set-up; [ -d stage ]'\n", provider=provider)
+    program(world, "sandbox", SANDBOX.replace("#!/bin/sh\n", '#!/bin/sh\necho "$*" >>ROOT/arguments\n'))
+    assert world.supervise() == 0, world.said
+    (disk,) = (world.root / "disks").iterdir()
+    assert (disk / "set-up").read_text() == "token-17\n"
+    assert "token-17" not in (world.root / "arguments").read_text()
+    assert not (disk / "stage/setup").exists()
+
+
 # What `info` prints, and with which status it ends, of the machine "nightly-running-1f-1".
 NAME = "nightly-running-1f-1"
 JSON = '{"name": "%s", "state": "%s", "started_at": "2026-01-01", "desired_state": "started", "exit_status": 0}'

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,35 @@ def test_a_machine_names_no_path_and_no_size_without_limit(tmp_path: Path, there
         assert transfer.offered(reply, "result.1", MOST) == "the machine does not say what it sends", said
     offer = transfer.offered(remote.Reply(f"Offer={tmp_path}/stage 5 {digest}\n"), "result.1", MOST)
     assert not isinstance(offer, str) and offer.path == f"{tmp_path}/stage/result.1"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, and another user")
+def test_no_file_is_placed_through_a_link_of_the_agents_user(tmp_path: Path, there: Path) -> None:
+    """
+    S35: where he may write the file is placed with his rights; where he may not, as before.
+    """
+    user(tmp_path, "nobody")
+    with tempfile.TemporaryDirectory(dir="/run") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for sub in ("his", "closed", "ours"):
+            (folder / sub).mkdir(mode=0o755)
+        os.chown(folder / "his", pwd.getpwnam("nobody").pw_uid, -1)
+        (folder / "his/link").symlink_to(folder / "closed")
+        (tmp_path / "given").write_text("content")
+        assert not renew(tmp_path, f"{folder}/his/link/file").ok
+        assert not renew(tmp_path, f"{folder}/his/link/below/file").ok
+        assert list((folder / "closed").iterdir()) == []
+        assert renew(tmp_path, f"{folder}/his/sub/file").ok
+        assert (folder / "his/sub/file").read_text() == "content"
+        assert (folder / "his/sub/file").owner() == (folder / "his/sub").owner() == "nobody"
+        assert renew(tmp_path, f"{folder}/ours/sub/file").ok
+        found = (folder / "ours/sub/file").stat()
+        assert (found.st_uid, found.st_mode & 0o777) == (0, 0o640)
+
+
+def renew(tmp_path: Path, path: str) -> remote.Reply:
+    commands = {"exec": f"PATH={tmp_path}/bin:$PATH exec sh", "put": 'cp "$local" "$remote"'}
+    runner = Runner(str(tmp_path / "command"), lambda: None)
+    hand = Hand(Provider("p.yaml", dict(commands), {}, TIMEOUTS), runner, {"PATH": os.environ["PATH"]}, MOST)
+    return remote.renew(hand, MACHINE, [(path, str(tmp_path / "given"), "")], [])

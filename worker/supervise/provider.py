@@ -100,6 +100,12 @@ class Hand:
         argv, env = self._words("exec", machine, script=script)
         return runner.start(argv, env, self._provider.timeouts["exec"], script, events, then)
 
+    @property
+    def shows_scripts(self) -> bool:
+        """Whether a script stands in a command line, where each user of this machine can read it."""
+        command = self._provider.commands["exec"]
+        return not isinstance(command, str) and _takes_script(command)
+
     def put(self, machine: Machine, local: str, remote: str) -> Answer:
         try:
             size = os.stat(local).st_size

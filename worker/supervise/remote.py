@@ -9,6 +9,7 @@ STAGE/holder on the machine names the supervision that has it.  Nothing is done 
 import hashlib
 import os
 import shlex
+import tempfile
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -59,14 +60,34 @@ same() {
     [ "$(sha256sum <"$1" | cut -c-64)" = "$2" ] || { echo "what came of $3 is not what was sent" >&2; exit 1; }
 }
 """
-# The worker reads its files and does not write them.
-_PLACE = """\
-user=$(systemctl show -P User agent)
+AS = """\
+user=$(systemctl show -P User agent) || exit 1
 user=${user:-root}
-group=$(id -gn "$user") || exit 1
-place() {
-    mkdir -p "${2%/*}" && chgrp "$group" "$1" && chmod 640 "$1" && mv -fT "$1" "$2"
-}
+as() { if [ "$(id -un)" = "$user" ]; then "$@"; else runuser -u "$user" -- "$@"; fi; }
+"""
+# The worker reads its files and does not write them.  Where its user may change anything on the way to one, he places
+# it himself: a link that one of his programs has made there leads nowhere that he may not go.
+_PLACE = f"""\
+{AS}group=$(id -gn "$user") || exit 1
+find='
+    for way; do
+        while [ -n "$way" ]; do
+            if [ -w "$way" ] || [ -O "$way" ]; then echo his; exit; fi
+            case $way in */*) way=${{way%/*}} ;; *) way= ;; esac
+        done
+    done
+    echo ours
+'
+his='umask 027; mkdir -p "${{1%/*}}" && cat >"$1.new" && mv -fT "$1.new" "$1"'
+place() {{
+    whose=ours
+    [ "$user" = root ] || whose=$(as sh -c "$find" sh "${{2%/*}}" "$(readlink -m "${{2%/*}}")")
+    case $whose in
+        his) as sh -c "$his" sh "$2" <"$1" && rm -f "$1" ;;
+        ours) mkdir -p "${{2%/*}}" && chgrp "$group" "$1" && chmod 640 "$1" && mv -fT "$1" "$2" ;;
+        *) return 1 ;;
+    esac
+}}
 """
 _START = """\
 systemctl --quiet enable agent
@@ -153,7 +174,7 @@ def prepare(
     `given` and `dropped` as for `renew`; `checkpoint`, if there is one, is what the worker goes on from.
     """
     if setup:
-        reply = _run(hand, machine, f"(\n{setup}\n) || exit 1\n", "setup", hold=True)
+        reply = _set_up(hand, machine, setup)
         if not reply.ok:
             return reply if reply.holder else reply._replace(fault=f"setup: {reply.fault}")
     reply = _run(hand, machine, _READY, hold=True)
@@ -167,6 +188,25 @@ def prepare(
         # What is there of an earlier life of the machine is set aside: the run has been elsewhere since.
         text += 'agentctl restore --force "$stage/restore.json" && rm -f "$stage/restore.json" || exit 1\n'
     return _run(hand, machine, text)
+
+
+def _set_up(hand: Hand, machine: Machine, setup: str) -> Reply:
+    """Run `setup:`, which may hold secrets: where scripts stand in a command line its text goes there as a file."""
+    if not hand.shows_scripts:
+        return _run(hand, machine, f"(\n{setup}\n) || exit 1\n", "setup", hold=True)
+    reply = _run(hand, machine, "", hold=True)
+    if not reply.ok:
+        return reply
+    staged = f"{STAGE}/setup"
+    with tempfile.NamedTemporaryFile("w", prefix="agent-setup-", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(f"{setup}\n")
+        file.flush()
+        answer = hand.put(machine, file.name, staged)
+        digest = digest_of(file.name)
+    if not answer.ok:
+        return Reply(fault=f"put: {answer.fault()}", refused=answer.refused)
+    text = f"{_SAME}same {staged} {digest} setup\n( . {staged} )\nstatus=$?\nrm -f {staged}\n"
+    return _run(hand, machine, f"{text}[ $status = 0 ] || exit 1\n", "setup")
 
 
 def renew(hand: Hand, machine: Machine, given: Given, dropped: Iterable[str]) -> Reply:

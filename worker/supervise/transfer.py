@@ -16,10 +16,9 @@ from worker.supervise.record import Machine
 from worker.supervise.remote import Reply, Script
 
 _SPARE = "/run/agent-supervise"  # where the disk is full
-_OFFER = """\
-user=$(systemctl show -P User agent) || exit 1
-user=${user:-root}
-as() { if [ "$(id -un)" = "$user" ]; then "$@"; else runuser -u "$user" -- "$@"; fi; }
+_OFFER = (
+    remote.AS
+    + """\
 rm -f "$stage/$kind".* "$spare/$kind".*
 as test -f "$path" || { echo "there is no such file, or not for '$user'" >&2; exit 1; }
 for folder in "$stage" "$spare"; do
@@ -31,6 +30,7 @@ for folder in "$stage" "$spare"; do
 done
 [ -n "${size-}" ] || exit 1
 """
+)
 _OFFERED = re.compile(r"^Offer=(\S+) (\d{1,18}) ([0-9a-f]{64})\s*$", re.MULTILINE)
 
 
