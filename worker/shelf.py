@@ -16,7 +16,7 @@ from worker.folder import Places
 
 _FOREIGN = "it is not the agent's; move it away, or use another state folder"
 _LEDGER = tuple(f"ledger.db{ending}" for ending in ("-wal", "-journal", "-shm", ".mark", ""))
-_PARTS = ("ended", "out", "steps", "log", "checkpoint.json", *_LEDGER)
+_PARTS = ("ended", "out", "steps", "home", "log", "checkpoint.json", *_LEDGER)
 
 
 def put_away(places: Places, run: str) -> None:

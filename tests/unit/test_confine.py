@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.plans import task
-from worker import confine, gitfolders, landlock, process
+from worker import confine, gitfolders, landlock, process, shelf
 from worker.confine import Confinement, Own
 from worker.credentials import Vault
 from worker.folder import Places
@@ -205,6 +205,22 @@ def test_homes_are_given_and_taken_back(tmp_path: Path) -> None:
     homes.take_back(1, "b", done=True)
     assert homes.gone and homes.old() == [f"{places.homes}/{name}" for name in os.listdir(places.homes)]
     assert Homes(places, {}).give(0, "a") is None
+
+
+def test_a_home_stays_with_its_run(tmp_path: Path) -> None:
+    """
+    S37: a step of the same name in another run finds nothing of it; it is there again when its run comes back.
+    """
+    one, other = Places("one", str(tmp_path), str(tmp_path)), Places("other", str(tmp_path), str(tmp_path))
+    home = Homes(one, UNIT).give(0, "a")
+    assert home is not None
+    Path(home, ".gitconfig").touch()
+    shelf.put_away(other, "one")
+    second = Homes(other, UNIT).give(0, "a")
+    assert second == home and os.listdir(home) == []
+    shelf.put_away(one, "other")
+    assert shelf.take_out(one)
+    assert Homes(one, UNIT).give(0, "a") == home and os.listdir(home) == [".gitconfig"]
 
 
 def test_check_says_what_applies() -> None:
