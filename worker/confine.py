@@ -25,7 +25,7 @@ _SCRATCH = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue")
 _DEVICES = ("/dev", "/proc")  # what is there may be written; what of it, the kernel knows
 # Where systemd has the folders of a unit, and what those of an agent's are called there.
 _UNITS = ("/var/lib", "/var/cache", "/run")
-_AGENTS = re.compile(r"agent(@.*)?")
+_AGENTS = re.compile(r"agent(@.*|-alert|-machines|-supervise.*)?")
 # What is in the state folder for steps to read; hidden files are those that people have put there.
 _READABLE = ("out", "log", "steps", "work")
 _OURS = re.compile(r"\.(restore|writable|.*\.new)")

@@ -22,7 +22,8 @@ _LEDGER = "ledger.db"
 # Gone before the new ledger comes: it must not meet the log of another one.  The ledger first, so that nobody
 # opens it without its log.
 _OLD = (
-    *(f"{_LEDGER}{ending}" for ending in ("", "-wal", "-shm", "-journal", ".mark")), "worker.json", "ended", "copy", "home",
+    *(f"{_LEDGER}{ending}" for ending in ("", "-wal", "-shm", "-journal", ".mark")),
+    "worker.json", "ended", "copy", "home",
 )  # fmt: skip
 _FOLDERS = ("out", "steps", "log")
 _BOTH = (*_FOLDERS, "checkpoint.json")

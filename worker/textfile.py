@@ -11,6 +11,9 @@ MEGABYTE = 2**20
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _TRIES, _PAUSE = 10, 0.2  # seconds between two; far below any WatchdogSec=
 _NULL = os.makedev(1, 3)  # /dev/null, which is how people name an empty file
+_STATE = "STATE_DIRECTORY"
+_OWN = (_STATE, "RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY")  # as systemd names them to the worker
+_SHARED = ("work", "out", "steps")  # in the state folder
 _KINDS = {
     stat.S_IFIFO: "it is a pipe",
     stat.S_IFCHR: "it is a device",
@@ -58,7 +61,27 @@ def _at_once(path: str, most: int) -> bytes:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe that nobody writes to would be waited for without end
+    fd = os.open(path, flags | os.O_NONBLOCK)  # a pipe that nobody writes to would be waited for without end
+    if _leads_inside(path, fd):
+        os.close(fd)
+        raise OSError(errno.EACCES, "it is a link to one of the agent's own files", path)
+    return fd
+
+
+def _leads_inside(path: str, fd: int) -> bool:
+    """Return whether a path that is not in the worker's own folders, in the unit, leads there.
+
+    The file may be where a step can put a link in its place, and what is in it may become known to steps.
+    """
+    real = os.readlink(f"/proc/self/fd/{fd}")
+    if real == path:
+        return False
+    for name in _OWN:
+        for folder in filter(None, os.environ.get(name, "").split(":")):
+            shared = name == _STATE and real.startswith(tuple(f"{folder}/{part}/" for part in _SHARED))
+            if real.startswith(f"{folder}/") and not os.path.normpath(path).startswith(f"{folder}/") and not shared:
+                return True
+    return False
 
 
 def beside_target(path: str, named_at: Mark | None) -> str:

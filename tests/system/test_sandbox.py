@@ -158,12 +158,13 @@ def test_s7_who_is_in_the_group_of_docker_is_not_root_in_a_step(agent: Machine) 
 
 def test_s7_sandboxes_inside_a_step_work(agent: Machine) -> None:
     """
-    User, mount, process, IPC and host name namespaces; bubblewrap, where it is installed.
+    User, mount, process, IPC and host name namespaces; bubblewrap, where it is installed.  No confined step may mount.
     """
     inside = "mount -t tmpfs none /mnt && echo x >/mnt/x && cat /mnt/x && cat /etc/hostname >/dev/null && id -u"
     wrap = "bwrap --ro-bind / / --dev /dev --tmpfs /tmp --unshare-user --unshare-pid --unshare-ipc --unshare-uts"
     tasks = f"""
 run: r
+defaults: {{confine: no}}
 tasks:
   - {{id: user, run: unshare --user --map-root-user id -u}}
   - {{id: more, run: "unshare -Urmpiuf sh -c '{inside}'"}}

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.plans import task
-from worker import confine, gitfolders, landlock, process, shelf
+from worker import confine, gitfolders, landlock, process, shelf, textfile
 from worker.confine import Confinement, Own
 from worker.credentials import Vault
+from worker.errors import ConfigError
 from worker.folder import Places
 from worker.homes import Homes
 from worker.task import Confine, Expect, Task
@@ -205,6 +206,33 @@ def test_homes_are_given_and_taken_back(tmp_path: Path) -> None:
     homes.take_back(1, "b", done=True)
     assert homes.gone and homes.old() == [f"{places.homes}/{name}" for name in os.listdir(places.homes)]
     assert Homes(places, {}).give(0, "a") is None
+
+
+def test_no_file_of_items_is_a_link_to_what_steps_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    S12: the worker reads the lines of a file that a step has made, and gives them to steps.
+    """
+    for name in ("state/work", "state/out", "credentials", "project"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))
+    for name in ("credentials/token", "state/ledger.db", "state/out/a", "project/items"):
+        (tmp_path / name).write_text("x")
+    lines = tmp_path / "project/lines"
+    for target, allowed in (
+        ("credentials/token", False),
+        ("state/ledger.db", False),
+        ("state/out/a", True),
+        ("project/items", True),
+    ):
+        lines.symlink_to(tmp_path / target)
+        if allowed:
+            assert textfile.read(str(lines), 100) == "x"
+        else:
+            with pytest.raises(ConfigError, match="a link to one of the agent's own files"):
+                textfile.read(str(lines), 100)
+        lines.unlink()
+    assert textfile.read(str(tmp_path / "credentials/token"), 100) == "x", "named by the list itself"
 
 
 def test_a_home_stays_with_its_run(tmp_path: Path) -> None:
