@@ -42,13 +42,15 @@ def tell(name: str, config_path: str, root: str, folder: str, environ: Mapping[s
     if not down(found):
         return OK
     send = journal.sender(environ)
+    held = False
     try:
-        if state.holder(root) is None:
+        held = state.holder(root) is not None
+        if not held:
             awake.remove(root)  # the unit did so itself, unless it was still to be started again
     except AgentError as exc:
         Journal("", send).warning(str(exc))
     contact, before = told.whom(config_path, folder, root), told.last(folder)
-    due = examine(name, found, alert.last_words(root), (state.ended(root).faults or [""])[-1])
+    due = examine(name, found, alert.last_words(root), (state.ended(root).faults or [""])[-1], held)
     if due is None or contact is None or told.was_stopped(name, found.get("InvocationID", "")):
         return OK
     record = told.record(due, contact.run, found, before)
@@ -68,20 +70,25 @@ def down(found: Mapping[str, str]) -> bool:
     return (found.get("ActiveState"), found.get("SubState")) == ("failed", "failed")
 
 
-def examine(name: str, found: Mapping[str, str], words: alert.Words | None, last_end: str) -> Alert | None:
+def examine(
+    name: str, found: Mapping[str, str], words: alert.Words | None, last_end: str, held: bool = False
+) -> Alert | None:
     """Return what there is to tell of a unit that is down with these properties; None if another one is to tell.
 
-    `words` are the last worker's, `last_end` is how systemd saw it end, if that is known.
+    `words` are the last worker's, `last_end` is how systemd saw it end, if that is known; `held`: another worker has
+    the state folder now.
     """
     exited = found.get("ExecMainCode") == _EXITED
     status = int(found.get("ExecMainStatus") or 0)
-    if exited and status == STATE_HELD:
+    if exited and status == STATE_HELD and held:
         return None  # by another worker, which does the run's work and tells for itself
     if exited and words is not None and words.status == status:
         return words.alert
     plain = alert.of_status(status) if exited else None
     if plain is not None:
         kind, cause, *_ = plain
+    elif exited and status == STATE_HELD:  # a step may have had the lock
+        kind, cause = alert.GAVE_UP, "another process had the run's place, and none has it now"
     else:  # systemd starts it again after such an end, until the unit's start limit
         again = found.get("NRestarts", "0") != "0"
         kind = alert.GAVE_UP

@@ -273,6 +273,30 @@ def test_s17_a_mistake_is_told_whatever_a_step_has_left(agent: Machine) -> None:
     assert agent.run("agentctl status; journalctl -u agent-alert@agent", check=False).rc == 0
 
 
+USURP = """
+import fcntl, os, time
+lock = os.open("/var/lib/agent/lock", os.O_RDWR)
+for pid in open("/sys/fs/cgroup/system.slice/agent.service/cgroup.procs"):
+    os.kill(int(pid), 9)
+fcntl.lockf(lock, fcntl.LOCK_EX)
+time.sleep(600)
+"""
+
+
+def test_s17_a_step_that_takes_the_workers_place_is_told(agent: Machine) -> None:
+    """
+    S17: it kills the worker and holds the state folder, so that the next one leaves the say to the one who has it.
+    """
+    agent.write("/usr/local/bin/usurp", f"#!/usr/bin/python3{USURP}", mode=0o755)
+    service = Service(agent, f"run: r\n{ALERT}\ntasks:\n  - {{id: a, confine: no, run: usurp}}\n")
+    service.start()
+    agent.run("until [ $(systemctl show -P ActiveState agent) = failed ]; do sleep 0.05; done")
+    settled(service)
+    assert agent.show("agent", "ExecMainStatus") == {"ExecMainStatus": "77"}
+    (told,) = alerts(agent)
+    assert told.startswith("gave-up//r/agent.service: another process had the run's place, and none has it now"), told
+
+
 def test_a_stop_at_which_the_worker_had_to_be_killed_is_not_told(agent: Machine) -> None:
     """
     Somebody asked for it; how it went is in the journal.

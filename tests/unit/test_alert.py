@@ -62,7 +62,9 @@ def test_each_end_has_its_kind(status: int, kind: str) -> None:
 
 
 def test_a_unit_that_met_another_worker_has_nothing_to_tell() -> None:
-    assert postmortem.examine("agent", down(77), None, "") is None
+    assert postmortem.examine("agent", down(77), None, "", held=True) is None
+    found = postmortem.examine("agent", down(77), None, "")
+    assert found is not None and "none has it now" in found.cause
 
 
 def test_an_earlier_stop_does_not_keep_a_later_end_from_being_told(
