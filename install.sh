@@ -638,7 +638,7 @@ verify_units() {
 activate() { # USER
     [ -z "$DESTDIR" ] || return 0
     if ! has_systemd; then
-        [ -d $STATE ] || { install -d -m 750 -o "$1" -g "$group" $STATE && changed "made $STATE" && mark 640 $STATE; }
+        [ -d $STATE ] || { install -d -m 750 $STATE && changed "made $STATE" && mark 640 $STATE && chown "$1:$group" $STATE; }
         say "systemd does not run here; in the foreground:
     runuser -u $1 -- agentctl run $ETC/config.yaml --state $STATE"
         return 0

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What agent.service has done around the worker, beside it:
-#     sh hooks prepare|stop|note|ended|thaw UNIT
+#     sh hooks make_tmp|prepare|stop|note|ended|thaw UNIT
 #
 # The worker's steps outlive it (KillMode=process), so somebody has to tell when
 # they shall not.  None of this needs Python: a stop works whatever is broken.
@@ -24,12 +24,15 @@ prepare() {
     [ -n "$(ls -A "${STATE_DIRECTORY%%:*}")" ] || : >"${STATE_DIRECTORY%%:*}/.agent-worker"
     cache=${CACHE_DIRECTORY%%:*}
     if [ ! -e "${RUNTIME_DIRECTORY%%:*}/seen" ]; then
-        chmod -R u+rwX "$cache" 2>/dev/null
-        find "$cache" -xdev -mindepth 1 ! -path "$cache/tmp" -delete
+        chmod -R u+rwX "$cache/tmp" 2>/dev/null
+        find "$cache/tmp" -xdev -mindepth 1 -delete
     fi
-    # Programs that give up their rights (apt) need a /tmp as everywhere; who is outside sees none of it.
-    mkdir -p "$cache/tmp"
-    chmod 1777 "$cache/tmp"
+}
+
+# ExecStartPre, as root in a folder of the steps' user, which that one may not write to from inside: a /tmp as
+# everywhere, since programs give up their rights (apt); who is outside sees none of it.  Not mkdir -p, which takes a link.
+make_tmp() {
+    [ -d "${CACHE_DIRECTORY%%:*}/tmp" ] || mkdir -m 1777 "${CACHE_DIRECTORY%%:*}/tmp"
 }
 
 # ExecStop: SIGTERM comes next.  Before that, tell the worker if another one takes over.

@@ -137,7 +137,7 @@ others() {
         [ -e "$other" ] || [ -L "$other" ] || continue
         entry_is_ours "$1" "$other" || list="$list${list:+, }${other##*/}"
     done
-    printf '%.300s' "$list"
+    printf '%.300s' "$list" | LC_ALL=C tr -c '[:print:]' '?'   # a step may have named it, and a terminal obeys
 }
 
 # bears_traces KIND FOLDER -- whether a folder without a mark is the agent's for all that.
@@ -153,9 +153,14 @@ bears_traces() {
 }
 
 is_state() { # FOLDER
-    [ "$(head -c 15 "$1/ledger.db" 2>/dev/null)" = 'SQLite format 3' ] ||
-        head -c 400 "$1/checkpoint.json" 2>/dev/null | grep -q '"format":.*"revision":' ||
+    [ "$(start_of 15 "$1/ledger.db")" = 'SQLite format 3' ] ||
+        start_of 400 "$1/checkpoint.json" | grep -q '"format":.*"revision":' ||
         { [ -f "$1/lock" ] && [ -d "$1/out" ] && [ -d "$1/steps" ] && [ -d "$1/work" ]; }
+}
+
+# start_of BYTES FILE -- of a plain file in a folder of the steps: no link of theirs is followed, no FIFO waited for.
+start_of() {
+    dd if="$2" bs="$1" count=1 iflag=nofollow,nonblock 2>/dev/null || :
 }
 
 is_list() { # FILE
@@ -264,17 +269,22 @@ remove_ours() {
     fi
     case "$whose" in
         empty | ours)
-            # A mount point can be emptied, and not removed.
-            if rm -rf "$DESTDIR${2:?}" 2>/dev/null; then changed "removed $2"; else say "kept $2: it could be emptied at most"; fi
+            # A mount point can be emptied, and not removed; what is mounted below it is somebody's.
+            if rm -rf --one-file-system "$DESTDIR${2:?}" 2>/dev/null; then changed "removed $2"; else say "kept $2: it could be emptied at most"; fi
             return 0 ;;
         mixed)
+            # Judged before any of it has gone; not by way of lines, since a step may put a newline into a name.
             for path in "$DESTDIR$2"/* "$DESTDIR$2"/.[!.]*; do
-                [ -e "$path" ] || [ -L "$path" ] || continue
-                entry_is_ours "$1" "$path" && printf '%s\n' "${path#"$DESTDIR"}"
-            done >"$TMP/ours" || :   # judged before any of it has gone
-            while IFS= read -r path; do
+                if { [ -e "$path" ] || [ -L "$path" ]; } && entry_is_ours "$1" "$path"; then
+                    set -- "$@" "${path#"$DESTDIR"}"
+                fi
+            done
+            kind=$1 whole=$2
+            shift 2
+            for path; do
                 remove "$path"
-            done <"$TMP/ours" ;;
+            done
+            set -- "$kind" "$whole" ;;
     esac
     case "$whose" in
         kind) say "kept $2: it is no folder, so it is not the agent's" ;;

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.system.conftest import install
 from tests.system.machine import Machine
 from tests.system.service import QUICK, Service
-from tests.system.supervisor import HOST
-from tests.system.tree import base_tree, why_not_build
 
 pytestmark = pytest.mark.system
 
@@ -54,22 +48,9 @@ for path in sys.argv[1:]:
 SOCKETS = "/run/docker.sock /run/podman/podman.sock /run/libvirt/libvirt-sock /var/lib/incus/unix.socket"
 
 
-@pytest.fixture(scope="module", params=["host", "trixie"])
-def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A release with the agent installed: its tree, and the layer above it."""
-    if request.param == "host":
-        return Path(HOST), request.getfixturevalue("installed_image")
-    if reason := why_not_build():
-        pytest.skip(reason)
-    base = base_tree(request.param)
-    return base, install(base, tmp_path_factory.mktemp(request.param))
-
-
 @pytest.fixture
-def agent(needs_machine: None, image: tuple[Path, Path]) -> Iterator[Machine]:
-    base, layer = image
-    with Machine(base, layers=[layer]) as m:
-        yield m
+def agent(on_each: Machine) -> Machine:
+    return on_each
 
 
 def done(machine: Machine, tasks: str, drop_in: str = QUICK) -> Service:
@@ -427,3 +408,21 @@ def test_a_supervisor_of_machines_elsewhere_needs_no_root(agent: Machine) -> Non
     assert set(agent.read("/var/lib/agent-supervisor/far/seen").split()) == {"agent-supervisor", "0" * 16}, said
     assert exposure(agent, "agent-supervisor@far.service") <= 1.5
     assert exposure(agent, "agent-alert@agent.service") <= 1.5
+
+
+def test_a_step_does_not_choose_what_the_next_start_has_for_its_tmp(agent: Machine) -> None:
+    """
+    A link in the place of the folder that is the service's /tmp opened what it led to, past ProtectHome= and
+    ProtectSystem=, to the steps of the next start.
+    """
+    agent.run("install -d -m 1777 /home/open; mkdir -p /var/lib/other; chmod 1777 /var/lib/other")
+    cache = "/var/cache/agent"
+    tried = (
+        f"mv {cache}/tmp {cache}/old; rm -rf {cache}/tmp; ln -sfT /home/open {cache}/tmp; ln -s / {cache}/x; "
+        f"unshare -Urm mount -o remount,bind,rw {cache}; touch /tmp/mine; stat -c %a /tmp; ls -A {cache}"
+    )
+    done(agent, f"run: r1\ntasks: [{{id: a, confine: no, run: '({tried}) 2>&1'}}]\n")
+    assert agent.read("/var/lib/agent/out/a").splitlines()[-2:] == ["1777", "tmp"]
+    done(agent, "run: r2\ntasks: [{id: b, confine: no, run: 'touch /tmp/planted /var/tmp/planted; ls -A /tmp'}]\n")
+    assert agent.run("ls -A /home/open").out == ""
+    assert agent.run(f"ls -A {cache}/tmp").out == "planted\n"

@@ -61,15 +61,16 @@ def test_temporary_files_go_only_when_no_step_can_have_them(tmp_path: Path) -> N
         (tmp_path / name).mkdir()
     folders = {f"{kind}_DIRECTORY": f"{tmp_path}/{kind.lower()}:/nonexistent" for kind in ("CACHE", "STATE")}
     folders["RUNTIME_DIRECTORY"] = f"{tmp_path}/run:/nonexistent"
-    (tmp_path / "cache/closed").mkdir()
-    (tmp_path / "cache/closed/file").write_text("x")
-    (tmp_path / "cache/closed").chmod(0o500)
+    hook("make_tmp", tmp_path, **folders)
+    (tmp_path / "cache/tmp/closed").mkdir()
+    (tmp_path / "cache/tmp/closed/file").write_text("x")
+    (tmp_path / "cache/tmp/closed").chmod(0o500)
     (tmp_path / "run/seen").write_text("1")
     hook("prepare", tmp_path, **folders)
-    assert (tmp_path / "cache/closed/file").exists()
+    assert (tmp_path / "cache/tmp/closed/file").exists()
     (tmp_path / "run/seen").unlink()
     hook("prepare", tmp_path, **folders)
-    assert os.listdir(tmp_path / "cache") == ["tmp"]
+    assert os.listdir(tmp_path / "cache/tmp") == []
     assert (tmp_path / "cache/tmp").stat().st_mode & 0o7777 == 0o1777
     for result in ("watchdog", "success"):
         hook("note", tmp_path, SERVICE_RESULT=result, EXIT_CODE="killed", EXIT_STATUS="ABRT", **folders)

@@ -1,5 +1,6 @@
 """install.sh beside another program that is called "agent": what it refuses before anything is written."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,43 @@ def test_n19_a_group_whose_members_could_read_the_state_is_named(run: Run, dest:
     assert done.returncode == 1
     assert "group agent: its members (bob,eve) could read the list and the state" in done.stderr
     assert "sudo make install USER=agent" in done.stderr
+
+
+def test_purge_removes_nothing_elsewhere_whatever_a_step_calls_its_files(run: Run, dest: Path) -> None:
+    """
+    A name with a newline was taken for two paths, the second of which counted from where purge was called; names
+    are printed so that no terminal obeys them.
+    """
+    assert run("install").returncode == 0
+    state = dest / "var/lib/agent"
+    for name in ("out", "steps", "work"):
+        (state / name).mkdir(parents=True)
+    put(state / "lock")
+    put(state / "before-restore-x\nvictim")
+    put(state / "somebody's \x1b[2J \n")
+    put(Path(f"{dest}victim"))
+
+    done = run("purge")
+
+    assert (done.returncode, Path(f"{dest}victim").exists()) == (0, True)
+    assert [path.name for path in state.iterdir()] == ["somebody's \x1b[2J \n"]
+    assert "kept /var/lib/agent, in which these are not known to be the agent's: somebody's ?[2J ?" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_no_fifo_of_a_steps_is_waited_for_and_no_link_followed(run: Run, dest: Path, kind: str) -> None:
+    """
+    Where the mark of a state folder has gone, root looks into its files: never through what a step has put there.
+    """
+    state, trap = dest / "var/lib/agent", dest.parent / "trap"
+    state.mkdir(parents=True)
+    os.mkfifo(trap)
+    for name in ("ledger.db", "checkpoint.json"):
+        if kind == "fifo":
+            os.mkfifo(state / name)
+        else:
+            (state / name).symlink_to(trap)
+    for command in ("install", "purge"):
+        done = run(command)
+        assert "/var/lib/agent" in done.stdout + done.stderr
+    assert sorted(path.name for path in state.iterdir()) == ["checkpoint.json", "ledger.db"]
