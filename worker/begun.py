@@ -1,8 +1,9 @@
 """Begun steps: what the ledger has begun and not ended well stays in the plan, although its item has left the world.
 
 A pattern matches no more what a step has moved away, a file of lines shrinks, a list is edited: the step is still
-to be done, asked about or settled, and what needs it waits.  Only a person takes a step out, with its task; then
-it is not run, and it is named for as long as nobody has settled it.
+to be done, asked about or settled, and what needs it waits.  A task that has become one step, or many, cannot do the
+steps that it had before: those that may have happened are unknown until a person settles them.  Only a person takes a
+step out, with its task; then it is not run, and it is named, and no run is done, until it is settled.
 """
 
 from collections.abc import Container, Iterable, Iterator
@@ -39,6 +40,21 @@ def keep(listed: Plan, left: Iterable[Row]) -> Plan:
         taken = {step.key(listed.run) for step in listed.steps if step.task.key is not None}
         found = [step for step in found if step.key(listed.run) not in taken]
     return listed.keeping(found) if found else listed
+
+
+def misfit(step: Step) -> bool:
+    """Return whether the step is of a task that was one step and has items now, or the other way round."""
+    return _is_item(step.id) != (step.task.foreach is not None)
+
+
+def without_misfits(known: Plan) -> Plan:
+    """Return the plan without the steps that do not fit their tasks; `keep` finds those that are still needed."""
+    odd = [step for step in known.steps if step.id in known.kept and misfit(step)]
+    return known.dropping(odd) if odd else known
+
+
+def _is_item(name: str) -> bool:
+    return "@" in name
 
 
 def unlisted(known: Plan, left: Iterable[Row], running: Container[str]) -> list[Unlisted]:
@@ -79,7 +95,10 @@ def kept_lines(known: Plan) -> Iterator[str]:
     for task, steps in by_task.items():
         what = plural.of(len(steps), "begun step stays", "begun steps stay")
         whose = "its item has" if len(steps) == 1 else "their items have"
-        yield f"{task}: {what} in the plan although {whose} left: {_names(steps)}"
+        why = f"{whose} left"
+        if misfit(known.by_id[steps[0]]):
+            why = f"the task is {'many steps' if known.tasks[task].foreach else 'one step'} now"
+        yield f"{task}: {what} in the plan although {why}: {_names(steps)}"
 
 
 def unlisted_lines(found: Iterable[Unlisted]) -> Iterator[str]:
@@ -114,7 +133,12 @@ def _names(steps: list[str]) -> str:
 def _rebuilt(listed: Plan, row: Row) -> Step | None:
     """Return the step of a row from its task and its item; None if the list has no such task with items."""
     task = listed.tasks.get(row.step.partition("@")[0])
-    if task is None or task.foreach is None:
+    if task is None:
+        return None
+    if _is_item(row.step) != (task.foreach is not None):
+        # Its program is not the task's any more: asked about as redo: never is, and never begun.
+        return Step(row.step, task._replace(redo="never"), row.item) if doubtful(row) else None
+    if task.foreach is None:
         return None
     item = plan.item_of(row.step) if row.item is None else row.item  # an older version has not kept it
     if item is None or plan.step_id(task.id, item) != row.step:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from worker import alert, budget, clock, contact, environment, files, ledger, ping, process
 from worker.alert import Alert, Words
+from worker.board import doubtful
 from worker.budget import State
 from worker.companions import Companion
 from worker.contact import Contact, Ping
@@ -130,13 +131,14 @@ class Herald(Companion):
         try:
             rows = list(self._ledger.rows())
             final = _failures(rows, int(self._ledger.fact("counted_from") or 0))
+            final = final or [row for row in {row.step: row for row in rows}.values() if doubtful(row)]
             if not final:
                 return Alert(alert.FAILED, "a step failed for good")
             row = final[-1]
             lines = self._lines(row)
         except StorageFull as exc:
             return Alert(alert.FAILED, f"a step failed for good, and the ledger cannot be read: {exc}")
-        how = "unknown" if row.outcome == ledger.UNKNOWN else "failed for good"
+        how = "unknown" if doubtful(row) else "failed for good"
         cause = f"{row.step}: {how}: {row.cause} (attempt {row.number})"
         if len(final) > 1:
             cause += f"; and {len(final) - 1} more"

@@ -125,6 +125,12 @@ class Plan:
             of_task[step.task.id].append(step)
         return self._with(of_task, self.kept.union(step.id for step in added), self.late)
 
+    def dropping(self, steps: Iterable[Step]) -> "Plan":
+        """Return a plan that has none of these steps, which were kept."""
+        of_task, gone = self._of_task(), {step.id for step in steps}
+        left = {name: [step for step in held if step.id not in gone] for name, held in of_task.items()}
+        return self._with(left, self.kept - gone, self.late)
+
     def replacing(self, name: str, steps: Sequence[Step], late: bool) -> "Plan":
         """Return a plan in which the task of this name has these steps; `late`: they are not its real ones yet."""
         of_task = self._of_task()

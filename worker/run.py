@@ -172,7 +172,8 @@ class Run:
         if self._orders.ending and upcoming.finished is None and not self._running:
             return self._orders.ending
         if upcoming.finished is not None and not self._running:
-            return None if self._more_to_do() or self._others_differ() else upcoming.finished
+            done = upcoming.finished == "done" and not self._standing.unsettled
+            return None if self._more_to_do() or self._others_differ() else "done" if done else "failed"
         if not self._crew.over():
             self._watchdog.wait(
                 min(

@@ -82,6 +82,7 @@ class Standing:
         """
         if self.plan.late:
             self.plan = late.known(self.plan, self._persist(self._ledger.items))
+        self.plan = begun.without_misfits(self.plan)
         found: Replay = self._persist(self._replay)
         kept = begun.keep(self.plan, found.left)
         if kept is not self.plan:
@@ -98,7 +99,19 @@ class Standing:
         for step in here:
             if step in self.plan.by_id:
                 self.board.set(step, boards.RUNNING)
+        self.hold_misfits()
         return found
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a step that is no longer in the list may have happened, and nobody has settled it."""
+        return any(entry.doubt for entry in self.unlisted.values())
+
+    def hold_misfits(self) -> None:
+        """Let no step wait for another attempt whose task can do it no more; see worker/begun.py."""
+        for step in self.plan.kept:
+            if self.board.state(step) == boards.WAITING and begun.misfit(self.plan.by_id[step]):
+                self.board.set(step, boards.UNKNOWN if self.board.progress(step).unsure else boards.FAILED)
 
     def take(self, plan: Plan) -> None:
         """Let this be the plan; `read` brings the board up to date with it."""
@@ -270,6 +283,7 @@ class Standing:
             self.board.set(step, boards.UNKNOWN)
         else:
             self.board.set(step, boards.FAILED if ending.final and not mended else boards.WAITING)
+            self.hold_misfits()
 
     def pass_over(self, steps: Iterable[str]) -> None:
         """Note that others are at these steps, or have done them; the news will say which, and how it went."""

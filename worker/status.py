@@ -134,7 +134,9 @@ def closing(
         text = f"run {run}: out of budget, {counts}; {budget.spent()}; {raising(budget)}"
         return News("run-out-of-budget", text, ERROR)
     if finished == "failed":
-        text = f"run {run}: failed, {counts}, {board.count(boards.FAILED)} failed for good"
+        text = f"run {run}: failed, {counts}"
+        if board.count(boards.FAILED) or board.count(boards.UNKNOWN):  # else for steps that are not in the list
+            text += f", {board.count(boards.FAILED)} failed for good"
         if board.count(boards.UNKNOWN):
             text += f", {board.count(boards.UNKNOWN)} unknown (agentctl list)"
         return News("run-failed", text, ERROR)

@@ -1,0 +1,119 @@
+"""The list is edited while something that it began has not ended well: that stays in sight until it is settled."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeWorker
+from tests.support import ROOT, Worker
+from worker import report, settle
+
+HEAD = (
+    "run: edited\nconcurrency: 2\non_failure: continue\non_unknown: continue\ndefaults: {retry: {delay: 0s}}\ntasks:\n"
+)
+MANY = "  - {id: load, foreach: [x, y], redo: %s, run: 'echo at $AGENT_STEP >&2; %s'}\n"
+ONE = "  - {id: load, redo: %s, run: 'echo at $AGENT_STEP >&2; %s'}\n"
+NEEDS = "  - {id: last, needs: [load], run: 'echo last'}\n"
+
+
+def told(w: Worker, *command: str) -> subprocess.CompletedProcess[str]:
+    """Return what agentctl says of the worker's folder."""
+    argv = [sys.executable, "-m", "worker", *command, "--state", str(w.state)]
+    return subprocess.run(argv, env=w.environ, capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+
+@pytest.mark.parametrize("redo", ["never", "always"])
+@pytest.mark.parametrize("before, after", [(MANY, ONE), (ONE, MANY)], ids=["many to one", "one to many"])
+def test_a_begun_step_whose_task_changed_its_shape_holds_what_needs_it(
+    worker: MakeWorker, before: str, after: str, redo: str
+) -> None:
+    """
+    It may have happened, so what needs its task waits, the run is not done, and status counts it, until it is settled.
+    """
+    w = worker(HEAD + before % (redo, "sleep 300") + NEEDS)
+    w.start().until("at load")
+    w.kill()
+    begun = sorted({row.step for row in w.rows()})
+    w.config.write_text(HEAD + after % (redo, "true") + NEEDS)
+    for _ in range(2):
+        assert w.run() == 70
+    assert "last" not in w.done()
+    assert w.matching("load: .*begun steps? stays? in the plan although the task is (one step|many steps) now")
+    found = report.look(str(w.state), None)
+    assert found["steps"]["unknown"] == len(begun) and found["status"] == "failed"
+    for name in begun:
+        assert told(w, "settle", name, "--done").returncode == 0
+    assert w.run() == 0
+    assert w.done()[-1] == "last"
+    found = report.look(str(w.state), None)["steps"]
+    assert found["done"] == found["total"]
+
+
+def test_a_step_of_the_old_shape_that_was_settled_as_not_done_leaves_the_plan(worker: MakeWorker) -> None:
+    """
+    Nothing had happened, and its task does the work anew in its new shape.
+    """
+    w = worker(HEAD + MANY % ("never", "sleep 300") + NEEDS)
+    w.start().until("at load")
+    w.kill()
+    begun = sorted({row.step for row in w.rows()})
+    w.config.write_text(HEAD + ONE % ("never", "true") + NEEDS)
+    assert w.run() == 70
+    for name in begun:
+        settle.from_outside(str(w.state), None, name, None, "priya")
+    assert w.run() == 0
+    assert w.done() == ["load", "last"]
+
+
+@pytest.mark.parametrize("ends", ["exit 0", "exit 3", "exit 75"])
+def test_a_running_step_whose_task_changes_its_shape_runs_to_its_end(
+    worker: MakeWorker, tmp_path: Path, ends: str
+) -> None:
+    """
+    A reload lets it end; what needs it waits for that; it is never begun as what its task is now.
+    """
+    import signal
+
+    wait = f"until test -e {tmp_path}/go; do sleep 0.02; done; {ends}"
+    w = worker(HEAD + ONE % ("always", wait) + NEEDS, environ={"NOTIFY_SOCKET": str(tmp_path / "nobody")})
+    w.start().until("at load")
+    w.config.write_text(HEAD + MANY % ("always", "true") + NEEDS)
+    w.process.send_signal(signal.SIGHUP)
+    w.until("load: 1 begun step stays in the plan")
+    w.until("load@y: done")
+    assert "last" not in w.done()
+    (tmp_path / "go").touch()
+    assert w.wait() == (0 if ends == "exit 0" else 70)
+    assert len([row for row in w.rows() if row.step == "load"]) == 1
+    assert ("last" in w.done()) == (ends == "exit 0")
+
+
+@pytest.mark.parametrize("edit", ["removed", "renamed"])
+@pytest.mark.parametrize("how", ["unknown", "killed", "stopped"])
+def test_a_run_is_not_done_before_what_was_taken_out_of_it_is_settled(worker: MakeWorker, edit: str, how: str) -> None:
+    """
+    A step that must not be redone, and may have happened, is removed or renamed: 70 until it is settled, then 0.
+    """
+    keep = "  - {id: keep, run: echo kept}\n"
+    old = "  - {id: old, redo: never, run: 'echo at old >&2; %s'}\n"
+    w = worker(HEAD + keep + old % "sleep 300")
+    w.start().until("at old")
+    if how == "stopped":
+        w.kill(15)
+    else:
+        w.kill()
+    if how == "unknown":
+        assert w.run() == 70
+    w.config.write_text(HEAD + keep + (old % "true" if edit == "renamed" else "").replace("id: old", "id: new"))
+    assert w.run() == 70
+    assert w.matching("run edited: failed.*not settled: old")
+    shown = told(w, "status", "--json")
+    assert json.loads(shown.stdout)["status"] == "failed"
+    assert told(w, "settle", "old", "--done").returncode == 0
+    assert w.run() == 0
+    found = json.loads(told(w, "status", "--json").stdout)
+    total = 2 if edit == "renamed" else 1
+    assert (found["status"], found["steps"]["done"], found["steps"]["total"]) == ("done", total, total)
