@@ -37,6 +37,7 @@ from worker.limits import Limits, complaint
 from worker.output import missing
 from worker.plan import Step
 from worker.programs import CHECK, Program, Programs
+from worker.sender import Sender
 from worker.signs import Said
 from worker.slot import Slot
 from worker.streams import Streams
@@ -200,6 +201,10 @@ class Attempt:
             others = shelter.group.pids()
             below = [min([pid for pid in others if pid > self.leader] or others, default=self.leader)]
         return below[0]
+
+    def holds(self, sender: Sender) -> bool:
+        """Return whether a process is surely one of the step's."""
+        return bool(self._family.holds(sender))
 
     # -- signs of life
 

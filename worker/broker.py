@@ -96,12 +96,15 @@ class Broker:
         tell: Callable[[str, str, str], None],
         told: Callable[[dict[str, str], bytes | None], str] | None = None,
         doubts: Callable[[str], Literal["no", "look", "ask"]] = lambda _key: "no",
+        speaks_for: Callable[[Connection, str], bool] = lambda _client, _step: True,
     ) -> None:
         """`vouches` says whether a step runs here and is within its limits; `tell` is told a step, a key and
         what became of it: one of the outcomes in worker.wire.  `told` does what a person says in a request,
         given the result that came with it; returns a line, or raises AgentError, KeyError or ValueError.  `doubts`
-        says whether an effect may have happened that the ledger does not know (worker.standing).
+        says whether an effect may have happened that the ledger does not know (worker.standing).  `speaks_for` says
+        whether a client may claim for a step that runs here.
         """
+        self._speaks_for = speaks_for
         self._effects = effects
         self._persist = persist
         self._vouches = vouches
@@ -208,6 +211,8 @@ class Broker:
             raise ValueError(f"step '{caller.step}' is not running here")
         if client.closed:
             return
+        if not self._speaks_for(client, caller.step):
+            raise ValueError(f"another step than '{caller.step}' asks")
         self._callers[client] = caller
         line = self._lines.setdefault(caller.key, _Line())
         if isinstance(line.holder, _Heir) and caller.claimant and line.holder.claimant == caller.claimant:
@@ -231,6 +236,7 @@ class Broker:
         kept = (result or b"") if request["kept"] == "yes" else None
         if outcome not in _OUTCOMES or (kept is not None and len(kept) != size):
             raise ValueError("the result is not what the request says")
+        step = self._claimed_for(key, token) or step
         self.committing = True
         try:
             done = self._persist(lambda: self._effects.commit(key, token, kept, size, claimant))
@@ -247,6 +253,11 @@ class Broker:
         client.answer({"verdict": wire.RELEASED})
         if self._is_claimants(key, claimant):
             self._end(key, token, now)
+
+    def _claimed_for(self, key: str, token: int) -> str | None:
+        """Return the step of a claim that we know of."""
+        line = self._lines.get(key)
+        return line.holder.step if line and line.holder and line.holder.token == token else None
 
     def _is_claimants(self, key: str, claimant: str) -> bool:
         """Return whether a claim that we know of is this claimant's to end."""

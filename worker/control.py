@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from worker import closing, files, wire
 from worker.events import Events
 from worker.ledger.effects import RESULT_MAX
+from worker.sender import Sender, peer_of
 
 # The loop answers within milliseconds; a worker that needs longer is hanging.
 _PATIENCE = 2.0
@@ -56,6 +57,10 @@ class Connection:
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def peer(self) -> contextlib.AbstractContextManager[Sender]:
+        """The process that has connected; it can be asked inside the block, while the connection is open."""
+        return peer_of(self._socket, self.pid)
 
     def receive(self) -> list[tuple[bytes, bytes | None]] | None:
         """Return the lines that have come, each with its result; None once nothing more will come.

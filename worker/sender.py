@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from worker import process
 
-_SO_PASSPIDFD = 76
+_SO_PASSPIDFD, _SO_PEERPIDFD = 76, 77
 SCM_PIDFD = 4
 # struct pidfd_info of linux/pidfd.h, as it was at first: what is told, the cgroup's id, the parent's pid.
 _INFO = struct.Struct("=QQ8xI36x")
@@ -66,6 +66,20 @@ def _info(pidfd: int) -> tuple[int, int, int]:
     except OSError:
         return 0, 0, 0
     return _INFO.unpack(info)
+
+
+@contextlib.contextmanager
+def peer_of(connected: socket.socket, pid: int) -> Iterator[Sender]:
+    """Yield the process `pid` that has made a connection; it can be asked inside the block."""
+    try:
+        pidfd = connected.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+    except OSError:
+        pidfd = -1  # it has gone, or the kernel is older than Linux 6.5
+    try:
+        yield Sender(pid, pidfd)
+    finally:
+        if pidfd >= 0:
+            os.close(pidfd)
 
 
 def ask_for(receiver: socket.socket) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from worker import clock, status
 from worker.attempt import Attempt
+from worker.control import Connection
 from worker.errors import StateError
 from worker.folder import Places
 from worker.journal import NOTICE, Journal
@@ -43,6 +44,14 @@ class Steward:
         """Return whether a step runs here and is within its limits."""
         attempt = self._running.get(step)
         return attempt is not None and not attempt.lost and attempt.within_limits(clock.monotonic())
+
+    def speaks_for(self, client: Connection, step: str, is_ours: Callable[[int], bool]) -> bool:
+        """Return whether a client may claim for a step; a program of another one may not.  `is_ours`: see Slots."""
+        attempt = self._running.get(step)
+        if attempt is None:
+            return True
+        with client.peer() as sender:
+            return attempt.holds(sender) or not is_ours(client.pid)
 
     def note(self, step: str, key: str, outcome: str) -> None:
         """Note what became of an effect that `step` asked for."""

@@ -123,7 +123,8 @@ class Workshop:
         )  # fmt: skip
         ask, note, told = self.steward.vouches, self.steward.note, self.steward.told
         doubts = self.standing.doubts_effect
-        self.broker = Broker(self.ledger.effects, self.persist, ask, note, told, doubts)
+        speaks_for = lambda client, step: self.steward.speaks_for(client, step, self.slots.is_ours)  # noqa: E731
+        self.broker = Broker(self.ledger.effects, self.persist, ask, note, told, doubts, speaks_for)
         self.broker.changed = self.companions.changed
         self.errands.meanwhile = self._listen
         self.succession = Succession(

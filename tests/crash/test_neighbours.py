@@ -3,6 +3,7 @@
 import sys
 
 from tests.conftest import MakeWorker
+from tests.support import ROOT
 from worker import control
 
 # The path of the other's socket is in its environment, which /proc shows to the same user.
@@ -58,3 +59,41 @@ def test_s13_what_a_step_says_last_is_heard_where_it_runs_alone(worker: MakeWork
     w = worker(f"run: last\ntasks:\n  - id: a\n    run: [{sys.executable}, -c, {said!r}]\n")
     assert w.run() == 0
     assert [row.spend for row in w.rows()] == [3.0]
+
+
+CLAIM = (
+    FORGE
+    + r"""
+from worker import wire
+def ask(name, key):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(os.path.join(os.path.dirname(os.environ["NOTIFY_SOCKET"]), "control"))
+        claim = {"once": "claim", "key": key, "parameters": "p", "step": name, "lease": 60, "claimant": "a" * 32}
+        s.sendall(wire.encode(claim))
+        return s.recv(65536).decode()
+print(ask("victim", "one"), ask(os.environ["AGENT_STEP"], "two"), sep="", end="")
+"""
+)
+
+
+def test_s14_no_step_claims_an_effect_in_the_name_of_another(worker: MakeWorker) -> None:
+    """
+    S14: the other would have it in its log, and would be taken for one that rightly waits.
+    """
+    w = worker(f"""
+run: claims
+concurrency: 2
+tasks:
+  - {{id: victim, run: 'mkfifo gate; echo >&2 ready; read _ <gate'}}
+  - {{id: evil, run: [{sys.executable}, claim.py], env: {{PYTHONPATH: {ROOT}}}}}
+""")
+    (w.state / "work").mkdir(parents=True)
+    (w.state / "work/claim.py").write_text(CLAIM)
+    w.start()
+    w.until("evil: done")
+    refused, granted = w.output("evil").decode().splitlines()
+    assert refused.startswith("error="), refused
+    assert "verdict=granted" in granted
+    with open(w.state / "work/gate", "w") as gate:
+        gate.write("go\n")
+    w.wait()
