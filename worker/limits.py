@@ -8,6 +8,9 @@ from worker import files
 from worker.task import Task
 from worker.timespan import show
 
+# A step knows better than the list how long it takes, but the list has the last word.
+EXTENDED_MOST = 10
+
 
 class Limits:
     """How long one attempt may take and how long it may be silent, on the monotonic clock.
@@ -19,6 +22,7 @@ class Limits:
 
     __slots__ = (
         "_beat",
+        "_latest",
         "_progress",
         "_sign",
         "_timeout_at",
@@ -39,6 +43,7 @@ class Limits:
         self.own = True
         self.parked = False  # it waits for another step, and only its timeout holds
         self._timeout_at = now + self.timeout
+        self._latest = now + self.timeout * EXTENDED_MOST
         self._sign = self._beat = self._progress = now
 
     def restart(self, now: float, own: bool) -> None:
@@ -55,6 +60,7 @@ class Limits:
         """Go on from another worker's `memo` of the same boot."""
         timeout_at, self._sign, self._beat, self._progress, self.own = memo
         self._timeout_at = math.inf if timeout_at is None else timeout_at
+        self._latest = max(self._latest, self._timeout_at)  # time that was left uncharged counts for both
 
     def park(self, parked: bool, now: float) -> None:
         """Suspend the limits on silence, or begin them anew."""
@@ -75,12 +81,16 @@ class Limits:
         self._sign = self._progress = now
 
     def extend(self, now: float, seconds: float) -> None:
-        """Let the timeout be no nearer than `seconds` from now (EXTEND_TIMEOUT_USEC=, sd_notify(3))."""
-        self._timeout_at = max(self._timeout_at, now + seconds)
+        """Let the timeout be no nearer than `seconds` from now (EXTEND_TIMEOUT_USEC=, sd_notify(3)).
+
+        However often it is asked for, an attempt takes EXTENDED_MOST times its `timeout` at most.
+        """
+        self._timeout_at = max(self._timeout_at, min(now + seconds, self._latest))
 
     def excuse(self, seconds: float) -> None:
         """Leave `seconds` uncharged: time in which the worker itself did not run or read."""
         self._timeout_at += seconds
+        self._latest += seconds
         self._sign += seconds
         self._beat += seconds
         self._progress += seconds

@@ -90,7 +90,7 @@ def retry_after(seconds: float) -> None:
 
 
 def extend(seconds: float) -> None:
-    """Ask for `seconds` from now before `timeout` ends the step; the other limits stay."""
+    """Ask for `seconds` from now before `timeout` ends the step, ten times that in all; the other limits stay."""
     _tell(f"EXTEND_TIMEOUT_USEC={round(float(_decimal(seconds)) * 1e6)}", wait=True)
 
 

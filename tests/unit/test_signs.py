@@ -292,6 +292,26 @@ def test_a_timeout_can_be_extended() -> None:
     assert limits.deadline() == 180.0
 
 
+def test_s29_no_extension_lifts_a_timeout_for_good() -> None:
+    """
+    S29: an attempt takes ten times its timeout at most; time that is charged to nobody is not counted there either.
+    """
+    limits = limits_of(100.0, timeout=3)
+    limits.extend(101.0, 1e14)
+    assert limits.deadline() == 130.0
+    limits.excuse(50.0)
+    limits.extend(175.0, 1e14)
+    assert limits.deadline() == 180.0
+    assert limits.broken(180.0) == "timeout"
+    after = limits_of(100.0, timeout=3)
+    after.resume(limits.memo())
+    after.extend(179.0, 1e14)
+    assert after.deadline() == 180.0
+    unlimited = limits_of(100.0)
+    unlimited.extend(101.0, 5.0)
+    assert unlimited.deadline() == math.inf
+
+
 def test_each_limit_has_its_own_clock() -> None:
     """
     timeout counts from the start, watchdog from the last beat, stall_after from any sign of life.
