@@ -112,7 +112,7 @@ class Places(NamedTuple):
         return f"{self.given(slot)}/note"
 
     def spec(self, slot: int) -> str:
-        """Where a program of ours finds arguments that are too long for the kernel."""
+        """Where a program of ours finds what it is to do."""
         return f"{self.given(slot)}/spec"
 
     def report(self, slot: int, program: int) -> str:

@@ -6,6 +6,7 @@ The ledger is read without a lock; a living worker is asked through its control 
 import contextlib
 import json
 import os
+import re
 import sys
 from typing import Any
 
@@ -42,8 +43,10 @@ from worker.ledger import Ledger, Row
 from worker.ledger.effects import UNKNOWN
 from worker.ledger.sqlite import SqliteLedger
 from worker.signs import printable
-from worker.task import Glob, Lines
+from worker.task import Glob, Lines, Task
 from worker.timespan import show
+
+_SECRET_HEADER = re.compile("authorization|cookie|key|token|secret|password", re.IGNORECASE)
 
 
 def check(path: str, unit_name: str, installed: bool) -> int:
@@ -59,7 +62,7 @@ def check(path: str, unit_name: str, installed: bool) -> int:
         raise ConfigError(problems)
     for problem in steps.empty:
         print(problem, file=sys.stderr)
-    for hint in _hints(settings):
+    for hint in _hints(settings, steps):
         print(f"{path}: {hint}", file=sys.stderr)
     print(
         f"{path}: {plural.of(len(settings.tasks), 'task')}, {plural.of(len(steps.steps), 'step')}, run '{settings.run}'"
@@ -69,13 +72,26 @@ def check(path: str, unit_name: str, installed: bool) -> int:
     return OK
 
 
-def _hints(settings: config.Config) -> list[str]:
+def _hints(settings: config.Config, steps: plan.Plan) -> list[str]:
     """Return what is no mistake, and what most people would want otherwise."""
-    hints: list[str | None] = []
+    hints = [_literal_secret(entry) for entry in steps.tasks.values() if entry.http is not None]
     if settings.ledger is not None:
         with contextlib.suppress(StateError):  # no psycopg here, or no address: its worker says so
             hints.append(member.exposure(settings))
     return [hint for hint in hints if hint]
+
+
+def _literal_secret(entry: Task) -> str | None:
+    """Return what to do about a header or a URL of a request that looks like a secret and stands in the list."""
+    request = json.loads(entry.http or "{}")
+    for name, value in request.get("headers", {}).items():
+        if _SECRET_HEADER.search(name) and name.lower() != "idempotency-key" and value and "{secret:" not in value:
+            what = f"the header '{printable(name)}' looks like a secret that everybody who may read the list can read"
+            return f"{entry.id}: http: {what}; write {{secret:NAME}} in it, and NAME into 'secrets:'"
+    if re.match(r"[a-z]+://[^/?#{}]*:[^/?#{}]+@", request["url"], re.IGNORECASE):
+        what = "its URL has a password in it, which everybody who may read the list can read"
+        return f"{entry.id}: http: {what}; write {{secret:NAME}} in its place, and NAME into 'secrets:'"
+    return None
 
 
 def show_plan(path: str) -> int:

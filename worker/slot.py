@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from worker import argspace, plan
+from worker import plan
 from worker.confine import Confinement, Own
 from worker.credentials import Vault
 from worker.folder import Places
@@ -20,6 +20,8 @@ from worker.shelter import Shelter
 from worker.signs import NotifySocket
 from worker.steps import IN_FILE
 from worker.task import Task
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Means(NamedTuple):
@@ -64,7 +66,7 @@ class Slot:
         self._has_credentials = False
         os.makedirs(self._given, mode=0o700, exist_ok=True)
         self._spec = places.spec(number)
-        self._has_spec = False
+        self._has_spec = os.path.exists(self._spec)  # an earlier worker's
 
     def furnish(self, folder: str) -> None:
         """Let the socket and the step's own folder be there, the folder as its last attempt left it.
@@ -108,18 +110,17 @@ class Slot:
         return self._means.confinement.ruleset(task, cwd, env, self._own)
 
     def hand(self, argv: list[str]) -> list[str]:
-        """Return how a program is started: one of ours finds in a file what is too long for an argument.
+        """Return how a program is started: one of ours finds in a file what it is to do.
 
-        Raises OSError.
+        Everybody on the machine can read a command line, and a request may have a token in it.  Raises OSError.
         """
-        ours = tuple(argv[: len(plan.OUR_PROGRAM)]) == plan.OUR_PROGRAM
-        if not ours or argspace.excess(argv[-1]) is None:
+        if tuple(argv[: len(plan.OUR_PROGRAM)]) != plan.OUR_PROGRAM:
             return argv
-        self._has_spec = True
         os.makedirs(self._given, mode=0o700, exist_ok=True)
-        with open(
-            os.open(self._spec, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
-        ) as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._spec)  # an earlier program's, or what a step has put there
+        self._has_spec = True
+        with open(os.open(self._spec, _NEW, 0o600), "w", encoding="utf-8") as file:
             file.write(argv[-1])
         return [*argv[:-1], IN_FILE + self._spec]
 

@@ -1,14 +1,17 @@
 """What is longer than a program can be given: named before the run, or handed over in a file."""
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from worker import config, plan
+from tests.conftest import MakeWorker
+from worker import config, plan, report
 from worker.argspace import LONGEST
 from worker.errors import ConfigError
 
@@ -95,7 +98,7 @@ def test_n12_arguments_of_a_function_may_be_of_any_length(tmp_path: Path, text: 
     (tmp_path / "mod.py").write_text(
         "import os, glob\n"
         "def size(text):\n"
-        "    (spec,) = glob.glob(os.path.dirname(os.environ['NOTIFY_SOCKET']) + '/spec.*')\n"
+        "    (spec,) = glob.glob(os.path.dirname(os.environ['NOTIFY_SOCKET']) + '/given.*/spec')\n"
         "    return [len(text), oct(os.stat(spec).st_mode & 0o777)]\n"
     )
     done = run(tmp_path, f"tasks:\n  - {{id: a, python: 'mod:size', cwd: ., args: {{text: {text}}}}}\n")
@@ -115,3 +118,105 @@ tasks:
     done = run(tmp_path, content)
     assert "Argument list" not in done.stderr
     assert "127.0.0.1" in done.stderr and "found: done" in done.stderr, done.stderr[-3000:]
+
+
+def command_lines(marker: str) -> list[str]:
+    """The command lines of this machine's processes in which `marker` stands."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if marker in line:
+                found.append(line)
+    return found
+
+
+JOBS = """
+import os, sys
+def wait(gate, token):
+    print("at work", file=sys.stderr, flush=True)
+    open(gate).read()
+    return "well"
+"""
+
+
+def test_s21_what_a_list_says_to_programs_of_ours_is_in_no_command_line(worker: MakeWorker, tmp_path: Path) -> None:
+    """S21: neither a request with a literal token nor arguments of a function; the file is for its user alone."""
+    token = f"LITERAL-{os.urandom(8).hex()}"
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (tmp_path / "jobs.py").write_text(JOBS)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        w = worker(
+            f"concurrency: 2\ntasks:\n"
+            f"  - id: call\n    python: jobs:wait\n    args: {{gate: {gate}, token: {token}}}\n    cwd: {tmp_path}\n"
+            f"  - id: ask\n    http: {{url: '{url}', headers: {{X-Api-Key: {token}}}, json: {{pw: {token}}}}}\n"
+        ).start()
+        client, _ = listener.accept()
+        w.until("at work")
+        with client:
+            request = client.recv(65536).decode()
+            assert token in request, "it was sent, and the program is there"
+            assert command_lines(token) == []
+            assert command_lines(f"@{w.state}"), "they are, with a file each"
+            specs = [path for path in w.state.rglob("spec") if path.is_file()]
+            assert len(specs) == 2 and all(path.stat().st_mode & 0o777 == 0o600 for path in specs)
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nwell")
+        gate.write_text("go on\n")
+        assert w.wait() == 0, w.lines
+    assert not [path for path in w.state.rglob("spec") if path.is_file()], "and are gone with their steps"
+
+
+def test_s21_what_a_step_puts_in_the_way_is_not_followed(worker: MakeWorker, tmp_path: Path) -> None:
+    """S21: neither a link nor a FIFO where the next program of ours is to find what it has to do."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    w = worker(
+        "tasks:\n"
+        "  - id: plant\n    run: |\n"
+        f"      for folder in $(find {tmp_path}/state /run -maxdepth 4 -name 'given*' 2>/dev/null); do\n"
+        f"        ln -sf {victim} $folder/spec && echo planted\n"
+        "      done\n"
+        "  - id: ask\n    expect: {matches: x}\n    run: echo x\n"
+    )
+    assert w.run() == 0, w.lines
+    assert b"planted" in w.output("plant")
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("request_", "hint"),
+    [
+        ("headers: {Authorization: Bearer abc}", "'Authorization'"),
+        ("headers: {x-API-key: abc}", "'x-API-key'"),
+        ("headers: {Cookie: a=b}", "'Cookie'"),
+        ("headers: {X-Auth-Token: abc}", "'X-Auth-Token'"),
+        ("headers: {X-Client-Secret: abc}", "'X-Client-Secret'"),
+        ("headers: {Authorization: 'Bearer {secret:t}'}", None),
+        ("headers: {Idempotency-Key: abc}", None),
+        ("headers: {Accept: text/plain}", None),
+        ("headers: {X-Api-Key: ''}", None),
+    ],
+)
+def test_s21_check_points_at_literal_secrets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], request_: str, hint: str | None
+) -> None:
+    """S21: a hint and no mistake, with the header's name and never its value."""
+    path = tmp_path / "list.yaml"
+    path.write_text(f"tasks: [{{id: ask, secrets: [t], http: {{url: 'https://x.example/', {request_}}}}}]\n")
+    assert report.check(str(path), "agent", installed=False) == 0
+    said = capsys.readouterr().err
+    assert (hint in said and "abc" not in said and "{secret:NAME}" in said) if hint else not said
+
+
+def test_s21_check_points_at_a_password_in_a_url(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """S21: one that is a placeholder is none."""
+    path = tmp_path / "list.yaml"
+    path.write_text("tasks: [{id: ask, http: {url: 'https://me:hunter2@x.example/'}}]\n")
+    assert report.check(str(path), "agent", installed=False) == 0
+    said = capsys.readouterr().err
+    assert "its URL has a password in it" in said and "hunter2" not in said
+    path.write_text("tasks: [{id: ask, secrets: [t], http: {url: 'https://me:{secret:t}@x.example/'}}]\n")
+    assert report.check(str(path), "agent", installed=False) == 0
+    assert not capsys.readouterr().err

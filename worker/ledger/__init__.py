@@ -34,7 +34,11 @@ class LedgerBusy(LedgerAway):
 
 
 class LedgerCorrupt(Exception):
-    """The database cannot be read as a ledger."""
+    """The database cannot be read as a ledger; the message is one line, whatever the database has put into it."""
+
+    def __init__(self, what: str) -> None:
+        line = " ".join(what.split())
+        super().__init__("".join(c if c.isprintable() else "\ufffd" for c in line))
 
 
 class Claim(NamedTuple):

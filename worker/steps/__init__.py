@@ -1,9 +1,9 @@
 """Programs of ours that run as a step's process: `http:` and `python:` steps.
 
 Each is started as `python -I -m worker.steps.NAME SPEC`, or by main(); SPEC is a JSON object, or "@" and the path
-of a file that holds one.  Everybody on the machine can read a command line, so a SPEC names secrets and never
-holds one.  In its texts, `{secret:NAME}`, `{item}` and `{key}` stand for the secret of that name, $AGENT_ITEM and
-$AGENT_KEY; other braces stay.
+of a file that holds one, as the worker starts them: everybody on the machine can read a command line, and what a list
+says to them may be a secret.  In its texts, `{secret:NAME}`, `{item}` and `{key}` stand for the secret of that name,
+$AGENT_ITEM and $AGENT_KEY; other braces stay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-IN_FILE = "@"  # comes before the path of a SPEC that is too long for an argument
+IN_FILE = "@"  # comes before the path of a SPEC
 _PLACEHOLDER = re.compile(r"\{(item|key|secret:([A-Za-z0-9_][A-Za-z0-9_.-]*))\}")
 
 
