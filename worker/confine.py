@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from worker import gitfolders, process
+from worker import distant, gitfolders, mounts, process
 from worker.folder import Places
 from worker.task import Task, commands
 
@@ -52,6 +52,7 @@ class Confinement:
         self._closed: frozenset[str] = frozenset()
         self._around: list[str] = []  # the folders that lead to what is closed, and when they were last changed
         self._looked: tuple[int, ...] = ()
+        self._mounts = mounts.Changes()
         self._absent: bool | None = None
 
     def ruleset(self, task: Task, cwd: str, env: Mapping[str, str], own: Own) -> int | None:
@@ -84,18 +85,21 @@ class Confinement:
 
     def _look(self) -> None:
         """See what is closed, if anything around it has changed since."""
-        if not self._closed or self._looked != tuple(map(_changed, self._around)):
+        mounted = self._mounts.changed()
+        if mounted or not self._closed or self._looked[1:] != tuple(map(_changed, self._around)):
             self._closed = _closed(self._places)
             self._around = sorted({folder for path in self._closed for folder in _above(path)})
-            self._looked = tuple(map(_changed, self._around))
+            self._looked = (self._mounts.changes, *map(_changed, self._around))
 
     def _make(self, written: Collection[tuple[str, bool]], own: Own) -> int:
         from worker import landlock
 
         rules, closed, root = landlock.Ruleset(), self._closed, os.path.realpath(self._places.root)
         try:
+            silent = distant.silent()
             for path in (*_around("/", closed), *_of_state(root), *own.given):
-                _allow(rules, path, landlock.READ)
+                if path not in silent:
+                    _allow(rules, path, landlock.READ)
             for path in _DEVICES:
                 _allow(rules, path, landlock.REWRITE)
             for path in (found for folder in _SCRATCH for found in _open(folder, closed)):
@@ -116,6 +120,8 @@ class Confinement:
         return rules.fd
 
     def close(self) -> None:
+        """Close what is kept."""
+        self._mounts.close()
         for fd in self._made.values():
             os.close(fd)
         self._made.clear()
@@ -156,12 +162,15 @@ def _grants(task: Task, cwd: str, env: Mapping[str, str], own: Own) -> Iterator[
     yield real, True
     for path in gitfolders.of(real):
         yield path, False
-    for name in ("HOME", "TMPDIR"):
-        if env.get(name, "").startswith("/"):
-            yield env[name], False
+    more = [path for name in ("HOME", "TMPDIR") if (path := env.get(name, "")).startswith("/")]
     if task.expect is not None and task.expect.file and os.path.isabs(task.expect.file):
-        yield os.path.dirname(task.expect.file), False
+        more.append(os.path.dirname(task.expect.file))
+    for path in more:
+        if path not in own.written and distant.answers(path):
+            yield path, False
     for path in task.confine.write if task.confine is not None else ():
+        if not distant.answers(path):
+            raise process.SpawnError(f"cannot open '{path}' to it: {distant.SILENT}")
         yield path, True
 
 

@@ -39,6 +39,11 @@ def answers(path: str) -> bool:
     return False
 
 
+def silent() -> frozenset[str]:
+    """Return the mount points in `/` whose file systems do not answer in time."""
+    return frozenset(point for point in _points() if point.count("/") == 1 and not answers(point))
+
+
 def ask(path: str) -> None:
     """Raise OSError if the file system of `path` does not answer in time."""
     if not answers(path):

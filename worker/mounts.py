@@ -6,6 +6,7 @@ is not shared, or cannot be mapped at all (sqlite.org/wal.html).
 
 import os
 import re
+import select
 
 MOUNTINFO = "/proc/self/mountinfo"
 _NO_SHARED_MEMORY = {
@@ -42,3 +43,27 @@ def listed(mountinfo: str = MOUNTINFO) -> list[tuple[str, str]]:
 def shares_memory(kind: str) -> bool:
     """Return whether processes that map a file of such a file system see the same bytes."""
     return kind not in _NO_SHARED_MEMORY and kind.partition(".")[0] != "fuse"
+
+
+class Changes:
+    """Tells whether something was mounted, or taken off, since it was last asked; `changes`: how often it was so."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self._fd = -1
+        self._poll = select.poll()
+
+    def changed(self) -> bool:
+        """Return whether it is so, or this is the first question."""
+        if self._fd < 0:
+            self._fd = os.open(MOUNTINFO, os.O_RDONLY | os.O_CLOEXEC)
+            self._poll.register(self._fd, select.POLLPRI)
+        elif not self._poll.poll(0):
+            return False
+        self.changes += 1
+        return True
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

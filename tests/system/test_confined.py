@@ -239,6 +239,22 @@ tasks:
     assert "confine: by Landlock, version" in checked and "not confined: free" in checked
 
 
+def test_what_is_mounted_meanwhile_can_be_read(agent: Machine) -> None:
+    """
+    Over a folder of `/` that was there before, and in a new one; a step that comes after that reads both.
+    """
+    wait = "until test -e go; do sleep 0.02; done"
+    service = Service(
+        agent, f"run: r\ntasks:\n  - {{id: a, run: '{wait}'}}\n  - {{id: b, run: 'cat /srv/x /data/x'}}\n"
+    )
+    service.start()
+    service.wait("step-started", "a")
+    agent.run("mkdir /data; for d in /srv /data; do mount -t tmpfs none $d; echo $d >$d/x; done")
+    agent.run("touch /var/lib/agent/work/go")
+    service.wait("run-done")
+    assert said(service, "b") == ["/srv", "/data"]
+
+
 def test_a_confined_step_outlives_its_worker(agent: Machine) -> None:
     """
     kill -9 of the worker: the step goes on, its lines are whole, and its exit status is its own.
