@@ -22,7 +22,7 @@ SHARED = "/srv/shared"
 # so, and do not end by themselves.
 JOB = f"""
 run: forty
-defaults: {{retry: {{attempts: 3, delay: 100ms}}}}
+defaults: {{retry: {{attempts: 3, delay: 100ms}}, confine: {{write: [{SHARED}]}}}}
 tasks:
   - id: s
     foreach: {{range: 01-40}}
