@@ -191,6 +191,10 @@ def test_not_now(around: Surroundings, server: Server, status: int) -> None:
         (format_datetime(NOW - timedelta(minutes=45), usegmt=True), 0.0),
         ("Sat, 31 Jan 2026 12:00:10 -0000", 10.0),
         ("Sat, 99 Jan 2026 12:00:10 GMT", None),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 1e9),
+        ("31 Jan 99999999999 1:1:1 +9999", None),
+        ("-inf", None),
+        ("1e400", None),
     ],
 )
 def test_retry_after_in_each_kind(value: str, seconds: float | None) -> None:
@@ -224,6 +228,31 @@ def test_the_words_of_a_server_cannot_move_the_cursor(around: Surroundings, serv
     done = fetch(around, server.does(answer))
     assert (done.returncode, b"\x1b" in done.stderr, "\x9b" in done.stderr.decode()) == (1, False, False)
     assert f"GET {server.url('')}: 400 Bad" in done.stderr.decode()
+
+
+@pytest.mark.parametrize("place", ["phrase", "body", "value", "name"])
+def test_nothing_of_a_server_s_moves_the_cursor(around: Surroundings, server: Server, place: str) -> None:
+    """
+    S32: whatever a message of ours quotes is made safe in one place, also what is no ASCII.
+    """
+    evil = "a\x1b[2J\x9b2J\u202eb\x7f"
+    expect: dict[str, Any] = {}
+    if place == "phrase":
+        line = f"HTTP/1.1 400 {evil}".encode("latin-1", "replace") + b"\r\nContent-Length: 0\r\n\r\n"
+
+        def answer(handler: Handler) -> None:
+            handler.wfile.write(line)
+
+        url = server.does(answer)
+    elif place == "body":
+        url = server.answers(400, evil.encode())
+    else:
+        url = server.answers(200, json.dumps({"ok": evil, evil: 1}).encode())
+        expect = {"json": {"ok": True} if place == "value" else {"ok." + evil: 1}}
+    done = fetch(around, url, expect=expect)
+    said = done.stderr.decode()
+    assert done.returncode in (1, 75) and said
+    assert all(c.isprintable() or c == "\n" for c in said), said.encode()
 
 
 def test_an_answer_that_is_too_long_to_be_checked_leaves_a_doubt(around: Surroundings, server: Server) -> None:

@@ -75,11 +75,19 @@ def run(program: Callable[[dict[str, Any]], None], arguments: list[str], failed:
         asked = "unsure" in spec
         program(spec)
     except StepError as exc:
-        print(mask(str(exc)), file=sys.stderr, flush=True)
+        print(printable(mask(str(exc))), file=sys.stderr, flush=True)
         if not asked:
             return exc.exit_status
         return exc.doubtful_status if exc.unsure else exc.clear_status or failed
     return 0
+
+
+def printable(text: str) -> str:
+    """Return `text`, some of which a server may have written, without what could move a terminal's cursor.
+
+    Lines stay lines; what else is no character to print is U+FFFD.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def fill(value: Any, lookup: Callable[[str], str]) -> Any:

@@ -88,8 +88,7 @@ def fetch(spec: dict[str, Any]) -> None:
             asked = client.build_request(**request, extensions={"trace": sent.note})
             answer, way = redirects.send(client, asked, _secret_headers(spec))
             closed.callback(answer.close)
-            said += way
-            _judge(answer, spec.get("expect", {}), said, spec.get("unsure", ()), spec.get("max", body.MAX))
+            _judge(answer, spec.get("expect", {}), said, spec.get("unsure", ()), spec.get("max", body.MAX), way)
         except (
             httpx.TimeoutException,
             httpx.NetworkError,
@@ -111,7 +110,8 @@ def retry_after(value: str, now: datetime) -> float | None:
         return min(max(0.0, float(int(value))), _RETRY_AFTER_MAX)
     with contextlib.suppress(ValueError, OverflowError):
         then = parsedate_to_datetime(value)
-        return max(0.0, ((then if then.tzinfo else then.replace(tzinfo=UTC)) - now).total_seconds())
+        seconds = ((then if then.tzinfo else then.replace(tzinfo=UTC)) - now).total_seconds()
+        return min(max(0.0, seconds), _RETRY_AFTER_MAX)
     return None
 
 
@@ -200,7 +200,7 @@ def _set_deadline(said: str, most: int, sent: _Sent, closed: contextlib.ExitStac
 # -- what comes back
 
 
-def _judge(answer: Any, expect: dict[str, Any], said: str, listed: Collection[int], most: int) -> None:
+def _judge(answer: Any, expect: dict[str, Any], said: str, listed: Collection[int], most: int, way: str) -> None:
     """Print the body if the status is what the step needs; raise StepError if not.
 
     A status that says no leaves no doubt.  A success that is not the expected one does, and so do a gateway's word
@@ -213,7 +213,7 @@ def _judge(answer: Any, expect: dict[str, Any], said: str, listed: Collection[in
         except StepError as exc:
             raise StepError(str(exc), unsure=True) from None  # it has happened
         return
-    said = f"{said}: {code} {_printable(answer.reason_phrase)}".rstrip()
+    said = f"{said}: {code} {answer.reason_phrase}".rstrip() + way
     unsure = code < 300 or code in doubt.GATEWAY or code in listed
     unsure = unsure or (code in doubt.DONE_ELSEWHERE and answer.request.method not in redirects.FOLLOWED)
     if code in _NOT_NOW or 500 <= code < 600:
@@ -291,11 +291,7 @@ def _reason(answer: Any) -> list[str]:
         for chunk in body.pieces(answer, _REASON_MAX):
             kept += chunk
     lines = kept[:_REASON_MAX].decode(errors="replace").splitlines()
-    return [_printable(line) for line in lines[:_REASON_LINES]]
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return lines[:_REASON_LINES]
 
 
 def _unreached(exc: Exception, said: str, begun: bool) -> StepError:
