@@ -9,10 +9,11 @@ closed cannot be listed.
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from worker import distant, gitfolders, mounts, process
+from worker.errors import Problem
 from worker.folder import Places
 from worker.task import Task, commands
 
@@ -30,6 +31,8 @@ _AGENTS = re.compile(r"agent(@.*|-alert|-machines|-supervise.*)?")
 _READABLE = ("out", "log", "steps", "work")
 _OURS = re.compile(r"\.(restore|writable|.*\.new)")
 _KEPT = 128  # rulesets
+_TOUCHES = "holds the agent's own files, or lies among them"
+_HINT = "use another folder, or 'confine: no' for this task"
 # Programs that build a sandbox with mounts of their own, which Landlock refuses to everybody inside.
 _MOUNTS = re.compile(r"\b(bwrap|podman|buildah|flatpak|firejail|nsjail|unshare|fuse-overlayfs|rootlesskit)\b")
 
@@ -111,9 +114,7 @@ class Confinement:
                     if path in own.written or not _touches(os.readlink(f"/proc/self/fd/{fd}"), closed, root):
                         rules.allow(fd, landlock.ALL)
                     elif needed:
-                        what = "the agent's own files, or lies among them"
-                        hint = "use another folder, or 'confine: no' for this task"
-                        raise process.SpawnError(f"cannot be confined: '{path}' holds {what}; {hint}")
+                        raise process.SpawnError(f"cannot be confined: '{path}' {_TOUCHES}; {_HINT}")
         except BaseException:
             rules.close()
             raise
@@ -130,6 +131,26 @@ class Confinement:
 def wanted(task: Task, default: bool) -> bool:
     """Return whether the list has a task confined; `default`: whether one is of which it says nothing."""
     return default if task.confine is None else task.confine.on
+
+
+def problems(tasks: Iterable[Task], places: Places, default: bool) -> list[Problem]:
+    """Return a problem for each folder that no confined step can be given to write, since the run's files are there."""
+    closed, root = _closed(places), os.path.realpath(places.root)
+    found = []
+    for task in tasks:
+        if not wanted(task, default):
+            continue
+        named = [("cwd", path) for path in (task.cwd,) if path is not None]
+        named += [("confine: write", path) for path in (task.confine.write if task.confine is not None else ())]
+        for key, path in named:
+            if distant.answers(path) and _touches(os.path.realpath(path), closed, root):
+                mark = task.cwd_mark if key == "cwd" and task.cwd_mark else task.mark
+                found.append(Problem(mark, f"{key}: '{path}' {_TOUCHES}", _HINT))
+    if found:
+        from worker import landlock
+
+        return found if landlock.version() else []
+    return found
 
 
 def describe(tasks: Collection[Task], default: bool) -> list[str]:

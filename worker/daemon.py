@@ -124,7 +124,7 @@ def _work(
     alert.forget_words(places.root)
     awake = Awake(lambda: settings.keep_awake, places, log)
     try:
-        sandbox.check(settings, steps, places.secrets)
+        sandbox.check(settings, steps, places)
         return _go_on(settings, steps, places, held, log, notifier, environ, awake)
     except AgentError as exc:  # no other worker will be started
         if not isinstance(exc, StateHeld):  # the one who holds it keeps the machine awake

@@ -3,19 +3,18 @@
 import os
 from collections.abc import Iterable
 
-from worker import awake, distant, textfile
+from worker import awake, confine, distant, textfile
 from worker.config import Config
 from worker.errors import ConfigError, Mark, Problem
+from worker.folder import Places
 from worker.plan import Plan
 from worker.task import Task
 
 
-def check(settings: Config, plan: Plan, credentials: str | None) -> None:
-    """Raise ConfigError with everything a step, or a ping, could not have as this process is confined now.
-
-    `credentials` is the folder of the unit's credentials.
-    """
-    problems = folder_problems(plan, silent=False) + _secret_problems(settings, plan, credentials)
+def check(settings: Config, plan: Plan, places: Places) -> None:
+    """Raise ConfigError with everything a step, or a ping, could not have as this process is confined now."""
+    problems = folder_problems(plan, silent=False) + _secret_problems(settings, plan, places.secrets)
+    problems += confine.problems(_tasks(plan), places, confine.UNIT in os.environ)
     if problems:
         raise ConfigError(problems)
 
@@ -33,6 +32,9 @@ def folder_problems(plan: Plan, silent: bool = True) -> list[Problem]:
     for task in _tasks(plan):
         if task.cwd is not None:
             folders.setdefault(task.cwd, ("cwd", task.cwd_mark or task.mark))
+        for path in task.confine.write if task.confine else ():
+            if not os.path.isfile(path):
+                folders.setdefault(path, ("confine: write", task.mark))
         if task.expect and task.expect.file and os.path.isabs(task.expect.file):
             folders.setdefault(os.path.dirname(task.expect.file), ("expect: the folder", task.mark))
     return [

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from worker import config, plan, sandbox
 from worker.config import Config
 from worker.errors import AgentError, ConfigError
+from worker.folder import Places
 from worker.journal import ERROR, Journal
 from worker.plan import Plan
 
@@ -12,12 +13,12 @@ from worker.plan import Plan
 class Tasklist:
     """The settings in force, and where they come from."""
 
-    def __init__(self, settings: Config, secrets: str | None, journal: Journal) -> None:
+    def __init__(self, settings: Config, places: Places, journal: Journal) -> None:
         self.settings = settings
         self.refused: AgentError | None = None  # why the list as it is now is not the one in force
         self.next_run: str | None = None  # the run that the list is of by now, if that is another one
         self.path = settings.files[0]
-        self._secrets = secrets
+        self._places = places
         self._journal = journal
         self._fingerprint = config.fingerprint(self.path)
 
@@ -36,7 +37,7 @@ class Tasklist:
         try:
             settings = config.load(self.path)
             steps = plan.build(settings)
-            sandbox.check(settings, steps, self._secrets)
+            sandbox.check(settings, steps, self._places)
         except ConfigError as exc:
             self.refused = exc
             for problem in exc.problems:

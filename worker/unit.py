@@ -11,8 +11,9 @@ import stat
 from collections.abc import Iterable
 from typing import Any
 
-from worker import awake, cgroup, distant, plural
+from worker import awake, cgroup, confine, distant, plural
 from worker.errors import OUT_OF_BUDGET, Mark, Problem
+from worker.folder import Places
 from worker.plan import Plan
 
 _CONFINEMENT = (
@@ -102,17 +103,21 @@ def _granting(name: str) -> str:
 
 
 def folder_problems(plan: Plan, name: str) -> list[Problem]:
-    """Return a problem for every `cwd` that the unit's user and sandbox would not let a step write."""
+    """Return a problem for every `cwd`, and each path of `confine:`, that the unit would not let a step write."""
     found = properties(name, *_CONFINEMENT)
     problems: dict[str, Problem] = {}
     for step in plan.steps:
-        path, mark = step.task.cwd, step.task.cwd_mark
-        if path is None or path in problems:
-            continue
-        what = _obstacle(path, found)
-        if what:
-            problems[path] = Problem(mark, f"cwd: '{path}' {what}", _hint(path))
-    return list(problems.values())
+        task = step.task
+        named = [("cwd", task.cwd, task.cwd_mark)]
+        named += [("confine: write", path, task.mark) for path in (task.confine.write if task.confine else ())]
+        for key, path, mark in named:
+            if path is None or path in problems or (key != "cwd" and os.path.isfile(path)):
+                continue
+            what = _obstacle(path, found)
+            if what:
+                problems[path] = Problem(mark, f"{key}: '{path}' {what}", _hint(path))
+    places = Places(plan.run, f"/var/lib/{name}", f"/run/{name}")
+    return [*problems.values(), *confine.problems(plan.tasks.values(), places, True)]
 
 
 def awake_problems(wanted: awake.Wanted, name: str) -> list[Problem]:

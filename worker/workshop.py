@@ -68,7 +68,7 @@ class Workshop:
         before: Predecessor,
         awake: Awake,
     ) -> None:
-        self.list = Tasklist(settings, places.secrets, journal)
+        self.list = Tasklist(settings, places, journal)
         self.places = places
         self.journal = journal
         self.notifier = notifier

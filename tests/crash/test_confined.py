@@ -67,14 +67,18 @@ def test_a_confined_step_calls_agentctl(worker: MakeWorker) -> None:
     assert w.output("a") == b"kept\nonce\n3\nout\n"
 
 
-def test_what_cannot_be_confined_says_so(worker: MakeWorker) -> None:
+def test_what_cannot_be_confined_says_so_before_the_run(worker: MakeWorker) -> None:
     """
-    A step that works where the run's own files are fails with what to do; with `confine: no` it goes on.
+    A step that would work among the run's own files: 78 with what to do; with `confine: no` it runs.
     """
     w = worker("")
-    tasks = "on_failure: continue\ndefaults: {retry: {attempts: 1}}\ntasks:\n"
-    entry = "  - {{id: {}, cwd: {}, confine: {}, run: cat ledger.db}}\n"
-    w.config.write_text(tasks + entry.format("a", w.state, "yes") + entry.format("b", w.state, "no"))
-    assert w.run() == 70
-    assert w.matching(r"a: failed for good: cannot be confined: '.*' holds the agent's own files.*'confine: no'")
-    assert w.matching("b: done")
+    entry = "tasks:\n  - {{id: a, cwd: {}, confine: {}, run: cat ledger.db}}\n"
+    w.state.mkdir()
+    w.config.write_text(entry.format(w.state, "yes"))
+    assert w.run() == 78
+    assert w.matching(
+        r"list.yaml:2:\d+: cwd: '.*' holds the agent's own files, .*; use another folder, or 'confine: no'"
+    )
+    w.config.write_text(entry.format(w.state, "no"))
+    assert w.run() == 0
+    assert w.output("a").startswith(b"SQLite format 3")

@@ -251,6 +251,53 @@ def test_a_home_stays_with_its_run(tmp_path: Path) -> None:
     assert Homes(one, UNIT).give(0, "a") == home and os.listdir(home) == [".gitconfig"]
 
 
+@needs_landlock
+def test_a_folder_that_cannot_be_opened_is_named_before_the_run(places: Places) -> None:
+    """
+    The folder of the run's own files, what is around them, what is in them: a problem, with what to do about it.
+    """
+    above = os.path.dirname(places.root)
+    tasks = [
+        task("a")._replace(cwd=places.root),
+        task("b")._replace(confine=Confine(True, (above, f"{above}/project"))),
+        task("c")._replace(cwd=places.work),
+        task("d")._replace(cwd=places.root, confine=Confine(False)),
+    ]
+    found = [(problem.what, problem.hint) for problem in confine.problems(tasks, places, True)]
+    why = "holds the agent's own files, or lies among them"
+    hint = "use another folder, or 'confine: no' for this task"
+    assert found == [(f"cwd: '{places.root}' {why}", hint), (f"confine: write: '{above}' {why}", hint)]
+    assert len(confine.problems(tasks, places, False)) == 1
+
+
+@needs_landlock
+@pytest.mark.parametrize("abi", [1, 2, 3, 5])
+def test_an_older_kernel_confines_as_far_as_it_can(places: Places, abi: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    What a version does not know is not asked of it; reading and writing are closed under each.
+    """
+    monkeypatch.setattr(landlock, "version", lambda: abi)
+    script = f"(cat {places.ledger} || echo x >>{places.ledger} || rm {places.ledger}) 2>/dev/null || echo closed"
+    assert run(places, task("a"), script) == "closed\n"
+    assert run(places, task("a"), f"echo x >x && mv x {places.state('a')}/x && echo moved") == "moved\n"
+
+
+def test_without_landlock_the_worker_says_so_once(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    An old kernel, or a container's filter: the steps run, and nothing in the list stands in their way.
+    """
+    monkeypatch.setattr(landlock, "version", lambda: 0)
+    said: list[str] = []
+    confinement = Confinement(places, UNIT, said.append)
+    for _ in range(2):
+        assert confinement.ruleset(task("a"), places.root, {}, Own((), ())) is None
+    assert said == ["this kernel has no Landlock, or refuses it: steps are not confined against one another"]
+    assert confine.problems([task("a")._replace(cwd=places.root)], places, True) == []
+    assert confine.describe([task("a")], True) == [
+        "confine: this kernel has no Landlock, or refuses it: no step is confined"
+    ]
+
+
 def test_check_says_what_applies() -> None:
     """
     The kernel's version, who is not confined, and whose program mounts.
