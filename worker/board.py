@@ -32,6 +32,7 @@ class Progress(NamedTuple):
     unsure: bool = False  # the last attempt was cut off, and its effect may have happened
     begun: bool = False  # its program has run, and how it ended is no proof that nothing has happened
     retry_at: float = -math.inf  # monotonic clock
+    key: str | None = None  # if `unsure`, that of the last attempt; as in Claim
 
 
 UNTRIED = Progress()
@@ -217,11 +218,13 @@ def _after(before: Progress, row: Row, counts: bool, now: Now) -> Progress:
     if not counts or row.outcome is None:  # one that is open is judged when it is closed
         unsure = before.unsure if row.outcome is None else row.unsure
         begun = before.begun or has_begun(row)
-        return before._replace(number=row.number, retry_at=now.monotonic, unsure=unsure, begun=begun)
+        key = row.key if unsure or row.outcome is None else None
+        return before._replace(number=row.number, retry_at=now.monotonic, unsure=unsure, begun=begun, key=key)
     wait = max(0.0, min(row.ended + row.delay - now.wall, row.delay)) if row.ended is not None else 0.0
     known = advance(before, row.outcome, row.counted, charged(before, row.took) + row.delay, row.progress)
     begun = before.begun or has_begun(row)
-    return known._replace(number=row.number, retry_at=now.monotonic + wait, unsure=row.unsure, begun=begun)
+    retry_at, key = now.monotonic + wait, row.key if row.unsure else None
+    return known._replace(number=row.number, retry_at=retry_at, unsure=row.unsure, begun=begun, key=key)
 
 
 def has_begun(end: Row | Ending) -> bool:

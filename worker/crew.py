@@ -139,6 +139,7 @@ class Crew:
         return True
 
     def _attempt(self, step: Step, claim: Claim | Row, slot: Slot, ask_first: bool) -> Attempt:
+        step = step.under(claim.key, self._places.run)
         may_go_on = functools.partial(self._ledger.surely_ours, step.id)
         common = self._places, self._journal, self._events, self._leaders, may_go_on
         attempt = Attempt(step, claim.number, slot, *common, ask_first)

@@ -48,6 +48,11 @@ class Step(NamedTuple):
         key = self.task.key.replace("{run}", run).replace("{step}", self.id)
         return key if self.item is None else key.replace(task.ITEM, self.item)
 
+    def under(self, key: str, run: str) -> "Step":
+        """Return the same step with this key, "" being RUN:STEP, whatever the list says by now."""
+        whole = key or f"{run}:{self.id}"
+        return self if self.key(run) == whole else self._replace(task=self.task._replace(key=whole))
+
     def argv(self) -> list[str]:
         """Return the program of the step and its arguments; http and python steps are programs of ours."""
         if self.task.run is not None:

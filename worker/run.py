@@ -305,6 +305,8 @@ class Run:
                 break
             step, number = claim.step, claim.number
             self._board.set(step, boards.RUNNING)
+            if number > 1:
+                self._voice.key_kept(claim)
             announce = functools.partial(self._voice.started, step, number)
             if not self._crew.start(claim, self._plan.by_id[step], self._board.progress(step), announce):
                 self._board.set(step, boards.ELSEWHERE)

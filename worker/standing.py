@@ -54,6 +54,7 @@ class Standing:
         self._succeeded: set[str] = set()  # steps that are not in the plan, and for whose key another one is
         self._unreadable: set[str] = set()  # tasks whose items cannot be known
         self._awaited: dict[str, float] = {}  # since when another machine is to read a task's items (monotonic clock)
+        self._claimed: dict[str, str] = {}  # the keys of the attempts that we have claimed
         self._counted_from = 0
         self._done_left = 0  # done steps that are not in the plan
 
@@ -199,14 +200,22 @@ class Standing:
             yield task, len(texts), hashlib.blake2b("\n".join(texts).encode(), digest_size=8).hexdigest()
 
     def claim(self, step: Step, run: str, boot: str) -> Claim:
-        """Return the claim of the next attempt at `step`."""
+        """Return the claim of the next attempt at `step`: under the key of the last one if that was cut off.
+
+        What that one did outside is known by its key alone, whatever the list says by now.
+        """
+        past = self.board.progress(step.id)
+        key = step.key(run) if step.task.key is not None else ""
+        if past.unsure and past.key is not None:
+            key = past.key
+        self._claimed[step.id] = key
         return Claim(
             step=step.id,
-            number=self.board.progress(step.id).number + 1,
+            number=past.number + 1,
             definition=self.plan.digest(step),
             started=clock.wall(),
             boot=boot,
-            key=step.key(run) if step.task.key is not None else "",
+            key=key,
             harmless=step.task.redo == "always",
             item=step.item,
         )
@@ -258,6 +267,7 @@ class Standing:
     def mark(self, ending: Ending, definition: str) -> None:
         """Bring the board up to date with the end of an attempt at what `definition` stood for."""
         step = ending.step
+        claimed = self._claimed.pop(step, None)
         if step not in self.plan.by_id:  # taken off the list while it ran
             self.unlisted.pop(step, None)
             if ending.outcome == ledger.DONE:
@@ -277,7 +287,8 @@ class Standing:
             known = boards.advance(before, ending.outcome, ending.counted, spent, ending.progress)
             retry_at = clock.monotonic() + ending.delay
             known = known._replace(number=ending.number, retry_at=retry_at, unsure=ending.unsure)
-        known = known._replace(begun=before.begun or boards.has_begun(ending))
+        key = (before.key if claimed is None else claimed) if ending.unsure else None
+        known = known._replace(begun=before.begun or boards.has_begun(ending), key=key)
         self.board.set_progress(step, known)
         if ending.outcome == ledger.UNKNOWN:
             self.board.set(step, boards.UNKNOWN)

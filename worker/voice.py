@@ -15,7 +15,7 @@ from worker.decide import Verdict
 from worker.disk import Disk
 from worker.folder import Places
 from worker.journal import ERROR, NOTICE, WARNING, Journal
-from worker.ledger import Ending
+from worker.ledger import Claim, Ending
 from worker.meter import Meter
 from worker.pause import RESUME, Paused
 from worker.standing import Learnt, Standing
@@ -130,6 +130,15 @@ class Voice:
 
     def budget_raised(self) -> None:
         self._note(f"run {self._run}: the budget has been raised; going on")
+
+    def key_kept(self, claim: Claim) -> None:
+        """Say so if an attempt is begun under another key than the list's, since the one before it was cut off."""
+        listed = self._standing.plan.by_id[claim.step].key(self._run)
+        kept = claim.key or f"{self._run}:{claim.step}"
+        if kept != listed:
+            text = f"{claim.step}: begun again under the key '{kept}' of the attempt that was cut off, whose effect may"
+            text += f" have happened; the list says '{listed}' by now"
+            self._journal.event("plan-changed", text, step=claim.step, attempt=claim.number, priority=WARNING)
 
     def state_lost(self, fault: str) -> None:
         """Say that the ledger is no longer in its place, and that the worker ends for that."""

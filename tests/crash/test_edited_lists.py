@@ -117,3 +117,65 @@ def test_a_run_is_not_done_before_what_was_taken_out_of_it_is_settled(worker: Ma
     found = json.loads(told(w, "status", "--json").stdout)
     total = 2 if edit == "renamed" else 1
     assert (found["status"], found["steps"]["done"], found["steps"]["total"]) == ("done", total, total)
+
+
+KEYED = "  - {id: pay, %s redo: %s, run: 'echo $AGENT_KEY >> %s/keys; echo at pay >&2; %s'}\n"
+
+
+@pytest.mark.parametrize("before, after", [("key: k-1,", "key: k-2,"), ("key: k-1,", ""), ("", "key: k-2,")])
+@pytest.mark.parametrize("number", [9, 15])
+@pytest.mark.parametrize("redo", ["always", "check, check: 'echo $AGENT_KEY >> asked; false'"])
+def test_a_step_that_was_cut_off_keeps_its_key(
+    worker: MakeWorker, tmp_path: Path, before: str, after: str, number: int, redo: str
+) -> None:
+    """
+    The key in the list is another one at the next start: what has happened is known by the old one, and a line says so.
+    """
+    w = worker(HEAD + KEYED % (before, redo, tmp_path, "sleep 300"))
+    w.start().until("at pay")
+    w.kill(number)
+    w.config.write_text(HEAD + KEYED % (after, redo, tmp_path, "true"))
+    assert w.run() == 0
+    keys = (tmp_path / "keys").read_text().split()
+    assert len(keys) == 2 and keys[0] == keys[1], "an effect that may have happened was begun under another key"
+    if "check" in redo:
+        assert (w.state / "work/asked").read_text().split() == keys[:1]
+    assert w.matching(f"pay: begun again under the key '{keys[0]}' of the attempt that was cut off")
+    assert {row.key or "edited:pay" for row in w.rows()} == {keys[0]}
+
+
+def test_a_step_that_failed_takes_the_key_of_the_list(worker: MakeWorker, tmp_path: Path) -> None:
+    """
+    Its program has said that nothing is in doubt; so has a person who says --redo.
+    """
+    w = worker(HEAD + KEYED % ("key: k-1,", "never", tmp_path, "exit 3"))
+    assert w.run() == 70
+    w.config.write_text(HEAD + KEYED % ("key: k-2,", "never", tmp_path, "sleep 300"))
+    w.start().until("pay: attempt [0-9]+ started|at pay")
+    w.kill()
+    w.config.write_text(HEAD + KEYED % ("key: k-3,", "never", tmp_path, "true"))
+    assert w.run() == 70
+    settle.from_outside(str(w.state), None, "pay", None, "priya")
+    assert w.run() == 0
+    keys = (tmp_path / "keys").read_text().split()
+    assert set(keys) == {"k-1", "k-2", "k-3"} and keys[-1] == "k-3"
+
+
+def test_a_key_that_changes_in_a_reload_counts_for_no_attempt_after_one_that_was_cut_off(
+    worker: MakeWorker, tmp_path: Path
+) -> None:
+    """
+    The step is ended by its limit, which leaves a doubt; the reload came while it ran.
+    """
+    import signal
+
+    limit = "timeout: 1s, retry: {attempts: 2, delay: 0s},"
+    w = worker(
+        HEAD + KEYED % (f"key: k-1, {limit}", "always", tmp_path, "sleep 300"),
+        environ={"NOTIFY_SOCKET": str(tmp_path / "nobody")},
+    )
+    w.start().until("at pay")
+    w.config.write_text(HEAD + KEYED % (f"key: k-2, {limit}", "always", tmp_path, "sleep 300"))
+    w.process.send_signal(signal.SIGHUP)
+    assert w.wait() == 70
+    assert set((tmp_path / "keys").read_text().split()) == {"k-1"}

@@ -94,7 +94,7 @@ def test_an_open_attempt_changes_nothing_of_what_is_known() -> None:
     known = boards.replay(plan, rows, 0, NOW).board.progress("a")
     assert (known.deferrals, known.waited) == (3, 30.0)
     opened = boards.replay(plan, [*rows, row(4, "a", None, plan, number=4)], 0, NOW).board.progress("a")
-    assert opened == known._replace(number=4, retry_at=50.0)
+    assert opened == known._replace(number=4, retry_at=50.0, key="")
 
 
 def test_a_long_step_at_the_front_does_not_make_the_rest_slow() -> None:
