@@ -38,9 +38,9 @@ _END_MAX = 100
 _COUNT_MAX = 2**53
 _MOST = {"number": 2**31, "status": 2**31}
 # Of the facts about a run, those that it needs to go on elsewhere: what is used of its budget is used.
-_AMOUNTS = (*USED.values(), *GRANTED.values())
+AMOUNTS = (*USED.values(), *GRANTED.values())
 _DECIMAL = re.compile(r"[0-9]{1,15}(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
-_FACTS = ("counted_from", "state", *_AMOUNTS)
+_FACTS = ("counted_from", "state", *AMOUNTS)
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make one for each line
 
 
@@ -226,7 +226,7 @@ def _header(data: bytes) -> Header:
         raise CheckpointError("its first line is not a checkpoint's")
     if not found.facts.get("counted_from", "0").isdecimal():
         raise CheckpointError("its 'counted_from' is not a number")
-    for name in _AMOUNTS:
+    for name in AMOUNTS:
         if not _DECIMAL.fullmatch(found.facts.get(name, "0")):
             raise CheckpointError(f"its '{name}' is not a number")
     return found

@@ -9,7 +9,7 @@ import pytest
 from worker import checkpoint
 from worker.errors import StateError
 from worker.ledger.sqlite import SqliteLedger
-from worker.supervise import copy, record
+from worker.supervise import copy, record, sound
 from worker.supervise.record import Moment
 
 NOW = Moment(1000.0, 10.0, "boot")
@@ -65,7 +65,7 @@ def take(root: Path, data: bytes | None) -> str:
         Path(into).write_bytes(data)
         return ""
 
-    return copy.take(str(root), "job", fetch)
+    return copy.take(str(root), "job", fetch, sound.read)
 
 
 def test_a_copy_is_never_replaced_by_an_older_or_a_broken_one(tmp_path: Path) -> None:
@@ -92,9 +92,8 @@ def test_a_copy_says_what_was_done_and_spent(tmp_path: Path) -> None:
     What a lost machine had spent after its last copy is not forgotten: it is told from what the copy has.
     """
     assert take(tmp_path, written(4)) == ""
-    found = copy.load(str(tmp_path), "job")
-    assert (copy.done(found), copy.spend(found)) == (4, 2.0)
-    assert (copy.done(None), copy.spend(None)) == (0, 0.0)
+    found = copy.load(str(tmp_path), "job", sound.read)
+    assert found is not None and (found.done, found.spend) == (4, 2.0)
 
 
 def test_a_copy_that_cannot_be_read_is_reported_and_not_gone_on_without(tmp_path: Path) -> None:
@@ -104,10 +103,10 @@ def test_a_copy_that_cannot_be_read_is_reported_and_not_gone_on_without(tmp_path
     path = Path(copy.path(str(tmp_path)))
     path.write_bytes(written(4)[:-9])
     with pytest.raises(StateError, match="begin anew: rm"):
-        copy.load(str(tmp_path), "job")
+        copy.load(str(tmp_path), "job", sound.read)
     path.write_bytes(written(4, "other"))
     with pytest.raises(StateError, match="of the run 'other', not of 'job'"):
-        copy.load(str(tmp_path), "job")
+        copy.load(str(tmp_path), "job", sound.read)
 
 
 def test_a_real_checkpoint_is_taken(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Copier:
         def fetch(into: str) -> str:
             return transfer.get(self._hand, machine, remote.CHECKPOINT, into, "copy", self._sandbox.max_file)
 
-        fault = copy.take(self._book.root, self._sandbox.run, fetch)
+        fault = copy.take(self._book.root, self._sandbox.run, fetch, self._hand.judge)
         if there or not fault:
             self._say(machine, fault)
         return not fault
@@ -114,7 +114,7 @@ class Copier:
             return
         fault = "" if answer.ok else answer.fault()
         fault = fault or done.offer.fault(copy.incoming(self._book.root))
-        fault = fault or copy.keep(self._book.root, self._sandbox.run)
+        fault = fault or copy.keep(self._book.root, self._sandbox.run, self._hand.judge)
         copy.drop(self._book.root)
         self._say(done.machine, fault)
 

@@ -8,40 +8,44 @@ import os
 from collections.abc import Callable
 
 from worker import checkpoint, files
-from worker.checkpoint import Checkpoint, CheckpointError
-from worker.errors import StateError
-from worker.ledger import DONE
+from worker.checkpoint import CheckpointError
+from worker.errors import StateError, quote
+from worker.supervise.sound import Sound
+
+# Returns what a checkpoint says, or why it is none; raises OSError.
+Judge = Callable[[str], Sound | str]
 
 
 def path(root: str) -> str:
     return f"{root}/checkpoint.json"
 
 
-def load(root: str, run: str) -> Checkpoint | None:
-    """Return the copy, or None if there is none yet.
+def load(root: str, run: str, judge: Judge) -> Sound | None:
+    """Return what the copy says, or None if there is none yet.
 
     Raises StateError for one that cannot be read or is of another run: to go on without it would be to begin anew.
     """
     try:
-        found = checkpoint.load(path(root))
-        if found.header.run != run:
-            raise CheckpointError(f"it is of the run '{found.header.run}', not of '{run}'")
+        found = judge(path(root))
     except FileNotFoundError:
         return None
-    except (CheckpointError, OSError) as exc:
-        raise StateError(
-            f"{path(root)}: {exc}", f"nothing was changed; put a sound copy there, or begin anew: rm {path(root)}"
-        ) from exc
+    except OSError as exc:
+        found = str(exc.strerror)
+    if isinstance(found, Sound) and found.run != run:
+        found = f"it is of the run {quote(found.run)}, not of '{run}'"
+    if isinstance(found, str):
+        hint = f"nothing was changed; put a sound copy there, or begin anew: rm {path(root)}"
+        raise StateError(f"{path(root)}: {found}", hint)
     return found
 
 
-def take(root: str, run: str, fetch: Callable[[str], str]) -> str:
+def take(root: str, run: str, fetch: Callable[[str], str], judge: Judge) -> str:
     """Let the copy be what `fetch` brings, as `keep` does; return "" or why it is not taken.
 
     `fetch` puts the file at the path it is given, and returns "" or why it could not.
     """
     try:
-        return fetch(expect(root)) or keep(root, run)
+        return fetch(expect(root)) or keep(root, run, judge)
     finally:
         drop(root)
 
@@ -57,14 +61,14 @@ def incoming(root: str) -> str:
     return f"{path(root)}.incoming"
 
 
-def keep(root: str, run: str) -> str:
+def keep(root: str, run: str, judge: Judge) -> str:
     """Let the copy be what has come, if that is sound and no older; return "" or why it is not taken.
 
     The copy before is replaced in one step, after the new one is durable; of what is not taken nothing is left.
     """
     come = incoming(root)
     try:
-        fault = _fault(root, run, come)
+        fault = _fault(root, run, come, judge)
         if not fault:
             files.adopt(come, path(root))
         return fault
@@ -80,29 +84,18 @@ def drop(root: str) -> None:
         os.unlink(incoming(root))
 
 
-def _fault(root: str, run: str, come: str) -> str:
+def _fault(root: str, run: str, come: str, judge: Judge) -> str:
     """Return what is wrong with what has come, or ""."""
     try:
-        checkpoint.load(come)
-        found = checkpoint.header(come)
+        found = judge(come)
     except FileNotFoundError:
         return "nothing came"
-    except CheckpointError as exc:
-        return f"what came is no checkpoint: {exc}"
+    if isinstance(found, str):
+        return f"what came is no checkpoint: {found}"
     if found.run != run:
-        return f"what came is of the run '{found.run}', not of '{run}'"
+        return f"what came is of the run {quote(found.run)}, not of '{run}'"
     try:
         known = checkpoint.header(path(root)).revision
     except (CheckpointError, OSError):
         return ""  # there is none yet, or none that is worth keeping
     return f"what came is older (revision {found.revision}) than the copy ({known})" if found.revision < known else ""
-
-
-def spend(found: Checkpoint | None) -> float:
-    """Return what the attempts in a copy have spent."""
-    return sum(row.spend for row, _output in found.attempts) if found is not None else 0.0
-
-
-def done(found: Checkpoint | None) -> int:
-    """Return how many steps are done in a copy."""
-    return sum(row.outcome == DONE for row, _output in found.attempts) if found is not None else 0

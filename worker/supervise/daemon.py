@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import functools
 import json
 import os
 import shlex
@@ -12,7 +13,7 @@ from worker.alert import Alert
 from worker.contact import Ping
 from worker.errors import OK, WORK_LEFT, AgentError, ConfigError, StateError
 from worker.journal import ERROR, NOTICE, Journal
-from worker.supervise import copy, parcel, record, sandbox
+from worker.supervise import copy, parcel, record, sandbox, sound
 from worker.supervise.book import Book
 from worker.supervise.clockwork import Clockwork, Stopped
 from worker.supervise.command import Runner
@@ -66,7 +67,7 @@ def _supervise(path: str, settings: Sandbox, root: str, log: Journal, environ: M
         beside.end_left()
         book = Book(root, _record(settings, root, path, chosen), log)
         if not settings.shared:
-            copy.load(root, settings.run)
+            copy.load(root, settings.run, functools.partial(sound.judge, runner=runner))
         given = parcel.pack(root, settings)
         notifier.ready("looking")
         status, news = None, None

@@ -112,9 +112,9 @@ class Ending:
 
     def _complete(self) -> bool:
         """Return whether the copy that is here shows that everything is done."""
-        found = copy.load(self._book.root, self._sandbox.run)
+        found = copy.load(self._book.root, self._sandbox.run, self._hand.judge)
         total = int(self._book.known.steps.get("total", 0))
-        return 0 < total <= copy.done(found)
+        return found is not None and 0 < total <= found.done
 
     def _not_done(self, machine: Machine) -> float:
         """Go back to looking at the machine: that it is done is its word alone."""

@@ -155,7 +155,7 @@ class Life:
                 why = f"it has not answered in the {show(self._sandbox.boot)} since it was made"
                 return self._give_up(machine, f"{why}: {self.waiting}")
             machine = machine._replace(awaited=None)
-        found = None if self._sandbox.shared else copy.load(self._book.root, self._sandbox.run)
+        found = None if self._sandbox.shared else copy.load(self._book.root, self._sandbox.run, self._hand.judge)
         path = copy.path(self._book.root) if found is not None else None
         machine = self._promise(machine)
         dropped = parcel.dropped(machine.given, self._marks)
@@ -164,12 +164,17 @@ class Life:
             return self._not_prepared(machine, reply)
         self._answered()
         ready = machine._replace(
-            state=record.STARTING, extended=moment(), done=copy.done(found), given=self._marks, why="", faults=0
+            state=record.STARTING,
+            extended=moment(),
+            done=found.done if found is not None else 0,
+            given=self._marks,
+            why="",
+            faults=0,
         )
         known = self._book.known.put(ready)
         if machine.number > 1 and not self._sandbox.shared:
             # What was spent after the copy is spent, though the worker that goes on from it knows nothing of it.
-            lost = max(0.0, known.spend - copy.spend(found))
+            lost = max(0.0, known.spend - (found.spend if found is not None else 0.0))
             known = known._replace(spend=known.spend - lost, spend_lost=known.spend_lost + lost)
         self._extend(machine)
         return 0.0 if self._book.note(known, must=True) else self._sandbox.poll

@@ -28,6 +28,7 @@ from worker.events import Events
 from worker.supervise.command import Answer, Runner, Running
 from worker.supervise.judge import ABSENT, RUNNING, STOPPED, UNSURE
 from worker.supervise.record import Machine
+from worker.supervise.sound import Sound, judge
 from worker.task import Command, arguments
 
 COMMANDS = ("state", "create", "exec", "put", "get", "resume", "extend", "pause")
@@ -130,6 +131,10 @@ class Hand:
         argv, env = self._words("get", machine, local=local, remote=remote)
         limit = self._provider.timeouts["get"] + size / _RATE
         return runner.start(argv, env, limit, "", events, then, self._most)
+
+    def judge(self, path: str) -> Sound | str:
+        """Return what a checkpoint that came from a machine says, or why it is none.  Raises FileNotFoundError."""
+        return judge(path, self._runner)
 
     def do(self, kind: str, machine: Machine) -> Answer:
         """Return how `create`, `resume`, `extend` or `pause` ended; one that is not offered has nothing to do."""
