@@ -7,10 +7,11 @@ step, how much CPU time all of them have used, and ends them in one write.  It o
 import contextlib
 import itertools
 import os
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
+
+from worker import deeptree
 
 ROOT = "/sys/fs/cgroup"
 _PREFIX = "slot-"
@@ -74,31 +75,7 @@ class Group(NamedTuple):
     def tidy(self, until: float) -> bool:
         """Remove the cgroups below it, until a time (monotonic clock); return whether none is left."""
         self.limit()
-        try:
-            at = os.open(self.path, os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return True
-        names: list[str] = []  # how we came here: a path may be too long for the kernel
-        while time.monotonic() < until:
-            below = _first_that_stays(at)
-            if below is None and not names:
-                break
-            back = None if below is not None else names.pop()
-            try:
-                there = os.open(below or "..", os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-            except OSError:
-                break
-            os.close(at)
-            at = there
-            if below is not None:
-                names.append(below)
-                continue
-            try:
-                os.rmdir(str(back), dir_fd=at)
-            except OSError:
-                break  # somebody is in there
-        os.close(at)
-        return self.is_plain()
+        return deeptree.empty(self.path, until, folders_only=True)
 
     def remove(self) -> bool:
         """Remove it; return whether it is gone."""
@@ -228,18 +205,6 @@ def _walk(path: str) -> Iterator[str]:
                 folders += [entry.path for entry in itertools.islice(entries, _ENTRIES_MAX) if entry.is_dir()]
         except OSError:
             continue  # it has just been removed
-
-
-def _first_that_stays(at: int) -> str | None:
-    """Remove the cgroups of a folder; return the name of the first that cannot be removed as it is, or None."""
-    with os.scandir(at) as entries:
-        names = [entry.name for entry in itertools.islice(entries, _ENTRIES_MAX) if entry.is_dir(follow_symlinks=False)]
-    for name in names:
-        try:
-            os.rmdir(name, dir_fd=at)
-        except OSError:
-            return name
-    return None
 
 
 def _of(pid: int) -> str:

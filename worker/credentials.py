@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Collection, Mapping, Sequence
 
+from worker import deeptree
 from worker.folder import Places
 
 _IN_UNIT = "/run/"  # where systemd makes runtime folders
@@ -57,7 +58,7 @@ class Vault:
         with contextlib.suppress(OSError):
             for name in os.listdir(folder):
                 if name.startswith(_FOLDER):
-                    remove_tree(f"{folder}/{name}")
+                    deeptree.remove(f"{folder}/{name}")
 
     def clear_others(self, slots: Collection[int]) -> None:
         """Remove what a worker that died has left for the steps in all other slots.  Raises OSError."""
@@ -99,16 +100,3 @@ def _copy(source: str, target: str) -> None:
         with open(fd, "wb") as copy:
             while data := file.read(_CHUNK):
                 copy.write(data)
-
-
-def remove_tree(folder: str) -> None:
-    """Remove a folder that a step may have had in its hands, or what is in its place, as far as that can be."""
-    with contextlib.suppress(OSError):
-        if os.path.islink(folder):
-            os.unlink(folder)
-        else:
-            os.chmod(folder, 0o700)
-    if os.path.lexists(folder):
-        import shutil  # for the few steps that have secrets
-
-        shutil.rmtree(folder, ignore_errors=True)

@@ -17,10 +17,12 @@ from worker.companions import Companion
 from worker.folder import Places
 from worker.journal import NOTICE, WARNING, Journal
 from worker.ledger import Ledger, Saved
+from worker.signs import printable
 
 _MOST = 64 * 1024
 _FILES_MAX = 100
 _EVERY = 2.0
+_REST = 20  # between looks, in units of what one takes
 
 _State = tuple[tuple[str, int, int], ...]  # names, sizes and times
 
@@ -52,19 +54,20 @@ class Savings(Companion):
             for attempt in list(self._running.values()):
                 if not attempt.over and not attempt.lost:
                     self.take(attempt.step.id)
-            self._look_at = clock.monotonic() + _EVERY
+            after = clock.monotonic()  # of a folder with a million files the names alone take half a second
+            self._look_at = after + max(_EVERY, _REST * (after - now))
 
     def take(self, step: str) -> None:
         """Let the ledger have what the step has saved, if that is something else than before."""
         entries = list(_entries(self._places.state(step)))
-        state = tuple((entry.name, status.st_size, status.st_mtime_ns) for entry, status in entries)
+        state = tuple((name, status.st_size, status.st_mtime_ns) for name, _path, status in entries)
         if state == self._known.get(step, ()):
             return
         room, found = _MOST, []
-        for entry, status in entries:
-            content = _read(entry.path) if status.st_size <= room else None
+        for name, path, status in entries:
+            content = _read(path) if status.st_size <= room else None
             room -= len(content or b"")
-            found.append(Saved(step, entry.name, content, status.st_size, status.st_mtime))
+            found.append(Saved(step, name, content, status.st_size, status.st_mtime))
         self._persist(lambda: self._ledger.save_files(step, found))
         self._known[step] = state
 
@@ -78,7 +81,7 @@ def bring_back(saved: list[Saved], folder: str, journal: Journal) -> None:
         files.publish(os.path.join(folder, one.name), one.content or b"")
     step, missing = (
         saved[0].step,
-        [f"{one.name} ({plural.of(one.size, 'byte')})" for one in saved if one.content is None],
+        [f"{printable(one.name)} ({plural.of(one.size, 'byte')})" for one in saved if one.content is None],
     )
     if here:
         text = f"{step}: {plural.of(len(here), 'saved file')} brought back from the ledger"
@@ -88,17 +91,30 @@ def bring_back(saved: list[Saved], folder: str, journal: Journal) -> None:
         journal.event("state", text, step=step, priority=WARNING)
 
 
-def _entries(folder: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    """Yield the files of a folder that travel, by name."""
-    found = []
+def _entries(folder: str) -> Iterator[tuple[str, str, os.stat_result]]:
+    """Yield the name, the path and the status of the files of a folder that travel, by name.
+
+    Of very many files only so many are asked what they are.
+    """
+    names: list[str] = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                status = entry.stat(follow_symlinks=False)
-                others = status.st_mode & 0o077
-                if stat.S_ISREG(status.st_mode) and others and files.is_plain_name(entry.name):
-                    found.append((entry, status))
-    yield from sorted(found, key=lambda one: one[0].name)[:_FILES_MAX]
+        names += (entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+    left = _FILES_MAX
+    for name in sorted(name for name in names if files.is_plain_name(name)):
+        path = os.path.join(folder, name)
+        try:
+            status = _status(path)
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+            yield name, path, status
+            left -= 1
+            if not left:
+                return
+
+
+def _status(path: str) -> os.stat_result:
+    return os.stat(path, follow_symlinks=False)
 
 
 def _read(path: str) -> bytes | None:
