@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from worker import __version__, startup, stepcli
+from worker import __version__, startup, stepcli, terminal
 from worker.errors import FAULT, OK, STATE_UNUSABLE, AgentError, ConfigError, Problem
 from worker.ledger import LedgerCorrupt, StorageFull
 
@@ -28,6 +28,14 @@ def main(arguments: Sequence[str]) -> int:
     command: Callable[[argparse.Namespace], int] = options.command
     if command in (_settle, _restore, _alert, _pause, _resume) or (command is _budget and options.add):
         startup.let_output_fail()
+    if command is _run:  # its lines are the journal's, which escapes them
+        return _done(command, options)
+    with terminal.kept_safe():
+        return _done(command, options)
+
+
+def _done(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Carry out a command; return its exit status, with what a user did wrong said in one line."""
     try:
         return command(options)
     except AgentError as exc:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from worker import closing, files, wire
+from worker import clock, closing, files, wire
 from worker.events import Events
 from worker.ledger.effects import RESULT_MAX
 from worker.sender import Sender, peer_of
@@ -35,6 +35,7 @@ _NO_ORDERS = (
 )
 _ONLY_ASKS = "this user may ask how the run stands, and no more; use sudo"
 _READ = 65536
+_ANSWER_MAX = 16 << 20  # bytes; a step may have taken the worker's place
 _ROOM = socket.CMSG_SPACE(closing.RECEIVED_MAX * array.array("i").itemsize)
 
 
@@ -250,7 +251,7 @@ def ask(path: str) -> dict[str, Any] | None:
     """
     try:
         found = json.loads(_exchange(path, {"ask": "status"}, None, _PATIENCE) or b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -258,7 +259,13 @@ def ask(path: str) -> dict[str, Any] | None:
 def request(path: str, fields: Mapping[str, object], result: bytes | None = None) -> dict[str, str] | None:
     """Return the worker's answer to one request, which `result` goes along with; None and raised as for `ask`."""
     answer = _exchange(path, fields, result, _LONG_PATIENCE)
-    return wire.decode(answer.rstrip(b"\n")) if answer else None
+    if answer is None:
+        return None
+    try:
+        found = wire.decode(answer.rstrip(b"\n"))
+    except ValueError:
+        return None
+    return found if "error" in found or "told" in found else None
 
 
 def _exchange(path: str, fields: Mapping[str, object], result: bytes | None, patience: float) -> bytes | None:
@@ -266,11 +273,15 @@ def _exchange(path: str, fields: Mapping[str, object], result: bytes | None, pat
     data, descriptors = b"", [_memfd(result)] if result else []
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            until = clock.monotonic() + patience
             connection.settimeout(patience)
             connection.connect(path)
             socket.send_fds(connection, [wire.encode(fields)], descriptors)
             while b"\n" not in data and (chunk := connection.recv(_READ)):
                 data += chunk
+                if len(data) > _ANSWER_MAX or clock.monotonic() > until:
+                    return None  # whoever it is, it is no worker
+                connection.settimeout(max(0.001, until - clock.monotonic()))
         return data
     except TimeoutError:
         return None

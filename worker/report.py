@@ -4,6 +4,7 @@ The ledger is read without a lock; a living worker is asked through its control 
 """
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -157,10 +158,20 @@ def look(root: str, installed: Installed | None) -> dict[str, Any]:
             answer, state = None, "closed"
         except OSError:
             answer, state = None, "silent"
-        if answer is not None:
+        if answer is not None and _can_be_shown(answer):
             return answer
     with contextlib.closing(open_ledger(root, installed)) as store:
         return _from_ledger(store, pid, root, state)
+
+
+def _can_be_shown(answer: dict[str, Any]) -> bool:
+    """Return whether an answer is a worker's: a step may have given it in the worker's place."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            _print_status(answer)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return False
+    return True
 
 
 def open_ledger(root: str, installed: Installed | None, writable: bool = False) -> Ledger:
