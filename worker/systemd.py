@@ -6,7 +6,7 @@ Outside a service, or where the sdnotify package is missing, every call does not
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 # PID 1 spends about 50 us on a status and its other senders queue behind it.
@@ -19,6 +19,7 @@ _OFFER_EVERY, _OFFER_QUIETLY, _OFFER_AT_LAST = 0.1, 5.0, 5.0
 # PID 1 reads what it is sent before it starts anything; only one that hangs takes this long.
 _HEARD_WITHIN = 30.0
 _FIRST = 3  # SD_LISTEN_FDS_START
+_STATE = ""  # what is owed about the service itself: no name of a descriptor
 
 
 class Notifier:
@@ -30,13 +31,14 @@ class Notifier:
         self._warned = False
         self._status: str | None = None
         self._status_at = float("-inf")
-        self._owed: dict[str, int | None] = {}  # what systemd is still to keep under a name: a copy, None for nothing
+        self._owed: dict[str, tuple[tuple[str, ...], int | None]] = {}  # messages, and what goes with the last of them
         self._owed_since = 0.0
         self._socket = _connect(environ, warn)
         self.interval = watchdog_interval(environ, os.getpid(), warn) if self._socket else None
 
     def ready(self, status: str) -> None:
-        self._send(f"READY=1\nSTATUS={status}")
+        """Say that the worker is up; on a busy machine systemd may hear it later, from `flush`."""
+        self._say(_STATE, f"READY=1\nSTATUS={status}")
 
     def ping(self) -> None:
         self._send("WATCHDOG=1")
@@ -60,10 +62,10 @@ class Notifier:
     def stopping(self, status: str, seconds: float) -> None:
         """Say that the worker is ending and may need `seconds` more for it."""
         self._status = None
+        self._say(_STATE, f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
         gives_up = time.monotonic() + _OFFER_AT_LAST
         while not self._offer(now := time.monotonic()) and now < gives_up:
             time.sleep(_OFFER_EVERY)
-        self._send(f"STOPPING=1\nSTATUS={status}\nEXTEND_TIMEOUT_USEC={int(seconds * 1e6)}")
 
     def passing(self) -> None:
         """Say that this service is up and ends already, and wait until systemd has heard it.
@@ -75,6 +77,7 @@ class Notifier:
         import select
         import socket
 
+        self._socket.socket.settimeout(_HEARD_WITHIN)  # nothing else has to be done meanwhile
         self._send("READY=1")
         self._send("STOPPING=1")
         heard, mine = os.pipe()
@@ -93,7 +96,7 @@ class Notifier:
 
     def reloading(self) -> None:
         """Say that the configuration is being read again; `ready` ends it."""
-        self._send("RELOADING=1")
+        self._say(_STATE, "RELOADING=1")
 
     def store(self, name: str, fd: int) -> None:
         """Let systemd keep a copy of `fd` for the next life of this service (FDSTORE=1, sd_pid_notify_with_fds(3)).
@@ -101,39 +104,41 @@ class Notifier:
         On a busy machine it may take it later, from `flush`: until then the step does not outlive this worker.  Raises
         OSError if there is no descriptor to be had for that.
         """
-        self._keep(name, fd, instead=False)
+        self._say(name, _stored(name), fd=fd)
 
     def replace(self, name: str, fd: int) -> None:
         """Let systemd keep `fd` under that name, and nothing else.  Raises OSError as `store` does."""
-        self._keep(name, fd, instead=True)
+        self._say(name, _removed(name), _stored(name), fd=fd)
 
     def discard(self, name: str) -> None:
         """Let systemd close its copies of that name."""
-        self._keep(name, None, instead=True)
+        self._say(name, _removed(name))
 
-    def _keep(self, name: str, fd: int | None, instead: bool) -> None:
-        """Do so now, unless it has to wait behind others."""
-        if self._socket is None or (not self._owed and self._hand_over(name, fd, instead)):
+    def _say(self, about: str, *messages: str, fd: int | None = None) -> None:
+        """Send what must not be lost, now or from `flush`, in the place of what is still owed `about` the same."""
+        if self._socket is None or (not self._owed and self._is_taken(messages, fd)):
             return
         if not self._owed:
             self._owed_since = time.monotonic()
         copy = None if fd is None else os.dup(fd)
-        if (before := self._owed.pop(name, None)) is not None:
+        _old, before = self._owed.pop(about, ((), None))
+        if before is not None:
             os.close(before)
-        self._owed[name] = copy
+        self._owed[about] = (messages, copy)
 
-    def _hand_over(self, name: str, fd: int | None, instead: bool) -> bool:
-        """Return whether systemd has taken it."""
+    def _is_taken(self, messages: Sequence[str], fd: int | None) -> bool:
+        """Return whether systemd has taken them, or never will."""
         import socket
 
         assert self._socket is not None
         try:
-            if instead:
-                self._socket.socket.send(f"FDSTOREREMOVE=1\nFDNAME={name}".encode())
-            if fd is not None:
-                socket.send_fds(self._socket.socket, [f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0".encode()], [fd])
-        except OSError:
+            for number, message in enumerate(messages, 1):
+                fds = [fd] if fd is not None and number == len(messages) else []
+                socket.send_fds(self._socket.socket, [message.encode(errors="backslashreplace")], fds)
+        except (BlockingIOError, TimeoutError):
             return False
+        except OSError as exc:
+            self._complain(exc)
         return True
 
     def _offer(self, now: float) -> bool:
@@ -143,17 +148,17 @@ class Notifier:
         assert self._socket is not None
         self._socket.socket.settimeout(0)
         try:
-            for name, fd in list(self._owed.items()):
-                if not self._hand_over(name, fd, instead=True):
+            for about, (messages, fd) in list(self._owed.items()):
+                if not self._is_taken(messages, fd):
                     break
-                del self._owed[name]
+                del self._owed[about]
                 if fd is not None:
                     os.close(fd)
         finally:
             self._socket.socket.settimeout(_SEND_TIMEOUT)
         if self._owed and now > self._owed_since + _OFFER_QUIETLY:
             self._owed_since = math.inf  # said once
-            self._warn("systemd takes no descriptors; until it does, a step does not outlive its worker")
+            self._warn("systemd takes no messages; until it does, a step that begins does not outlive its worker")
         return not self._owed
 
     def _send(self, message: str) -> None:
@@ -163,9 +168,20 @@ class Notifier:
             # sdnotify encodes as Latin-1; systemd wants UTF-8: let the bytes pass unchanged.
             self._socket.notify(message.encode(errors="backslashreplace").decode("latin-1"))
         except OSError as exc:
-            if not self._warned:
-                self._warned = True
-                self._warn(f"systemd does not take our messages ({exc}); going on without")
+            self._complain(exc)
+
+    def _complain(self, exc: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(f"systemd does not take our messages ({exc}); going on without")
+
+
+def _stored(name: str) -> str:
+    return f"FDSTORE=1\nFDNAME={name}\nFDPOLL=0"
+
+
+def _removed(name: str) -> str:
+    return f"FDSTOREREMOVE=1\nFDNAME={name}"
 
 
 def _connect(environ: Mapping[str, str], warn: Callable[[str], None]) -> Any | None:

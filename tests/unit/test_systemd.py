@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -166,7 +167,50 @@ def test_s34_a_systemd_that_takes_nothing_is_said_once(listener: socket.socket) 
     now = time.monotonic()
     for later in (1, 6, 7):
         assert notifier.flush(now + later) == pytest.approx(now + later + 0.1)
-    assert said == ["systemd takes no descriptors; until it does, a step does not outlive its worker"]
+    assert said == ["systemd takes no messages; until it does, a step that begins does not outlive its worker"]
+
+
+def test_s34_that_a_worker_is_up_is_not_lost(listener: socket.socket) -> None:
+    """
+    S34: systemd would end a start, or a reload, of which it never hears; of several such the newest counts.
+    """
+    notifier = Notifier(os.environ, pytest.fail)
+    count = fill(os.environ["NOTIFY_SOCKET"])
+    notifier.reloading()
+    notifier.ready("größe")
+    for _ in range(count):
+        listener.recv(10)
+    assert notifier.flush(1.0) is None
+    assert listener.recv(4096).decode() == "READY=1\nSTATUS=größe"
+    listener.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        listener.recv(4096)
+
+
+def test_s34_the_end_waits_for_what_is_owed(listener: socket.socket) -> None:
+    """
+    S34: the next worker has the descriptors of the steps that it takes over.
+    """
+    notifier = Notifier(os.environ, pytest.fail)
+    count = fill(os.environ["NOTIFY_SOCKET"])
+    notifier.store("slot-0.out", readable("out"))
+    reader = threading.Timer(0.3, lambda: [listener.recv(10) for _ in range(count)])
+    reader.start()
+    notifier.stopping("another worker takes over", 1)
+    reader.join()
+    assert received(listener) == ("FDSTORE=1\nFDNAME=slot-0.out\nFDPOLL=0", "out")
+    assert received(listener)[0].startswith("STOPPING=1\nSTATUS=another worker")
+
+
+def test_a_systemd_that_is_gone_is_not_waited_for(listener: socket.socket) -> None:
+    said: list[str] = []
+    notifier = Notifier(os.environ, said.append)
+    listener.close()
+    began = time.monotonic()
+    notifier.store("slot-0.out", readable(""))
+    notifier.stopping("ending", 1)
+    assert time.monotonic() - began < 4
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("kind", ["missing", "stream", "empty"])
