@@ -64,8 +64,12 @@ class Vault:
         """Remove what a worker that died has left for the steps in all other slots.  Raises OSError."""
         for name in os.listdir(self._base):
             kind, _, number = name.partition(".")
-            if kind == "given" and number.isdecimal() and int(number) not in slots:
+            if not number.isdecimal() or int(number) in slots:
+                continue
+            if kind == "given":
                 self.clear(int(number))
+            elif kind == "credentials":  # links of an earlier version's
+                deeptree.remove(f"{self._base}/{name}")
 
     def close(self, slot: int) -> None:
         """Remove the folder of a slot."""

@@ -6,6 +6,8 @@ Their files may be a step's, so what they say is believed only where the reposit
 import contextlib
 import os
 
+from worker import distant
+
 _MAX = 64 * 1024
 
 
@@ -31,7 +33,10 @@ def _repository(top: str, mark: str) -> str | None:
     word, _, path = _read(mark).partition(": ")
     if word != "gitdir" or not path:
         return None
-    found = os.path.realpath(os.path.join(top, path))
+    path = os.path.join(top, path)
+    if not distant.answers(path):
+        return None
+    found = os.path.realpath(path)
     common, kind = os.path.split(os.path.dirname(found))
     if kind == "worktrees":
         back = _read(f"{found}/gitdir")

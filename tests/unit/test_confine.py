@@ -153,6 +153,9 @@ def test_the_folders_of_a_checkout_are_those_that_the_repository_names_too(tmp_p
     for target in (main / ".git", main / ".git/worktrees/tree", main / ".git/modules/sub", Path("/etc")):
         (forged / ".git").write_text(f"gitdir: {target}\n")
         assert gitfolders.of(str(forged)) == (str(forged),)
+    os.mkfifo(tmp_path / "gitdir")
+    (forged / ".git").write_text(f"gitdir: {tmp_path}\n")
+    assert gitfolders.of(str(forged)) == (str(forged),)
     (forged / ".git").unlink()
     (forged / ".git").symlink_to(other / ".git")
     assert gitfolders.of(str(forged)) == ()
@@ -178,8 +181,12 @@ def test_credentials_are_copies_for_one_slot(tmp_path: Path) -> None:
     assert second != first and not os.path.exists(first)
     other = vault.lay_out(1, ["two"])
     assert vault.lay_out(1, []) is None
+    base = Path(first).parent.parent
+    (base / "credentials.0").mkdir()
+    (base / "credentials.0/one").symlink_to("/etc/passwd")
     Vault(places, {"XDG_RUNTIME_DIR": str(memory)}).clear_others([1])
     assert [os.path.exists(path or "") for path in (second, other)] == [False, True]
+    assert not (base / "credentials.0").exists() and os.path.exists("/etc/passwd"), "of an earlier version"
     for slot in (0, 1):
         vault.close(slot)
     assert not os.listdir(memory)
