@@ -21,7 +21,7 @@ run: r
 concurrency: 3
 tasks:
   - {id: victim, run: 'mkfifo gate; read _ <gate; echo done'}
-  - {id: evil, run: 'exec python3 /usr/local/share/evil.py'}
+  - {id: evil, confine: no, run: 'exec python3 /usr/local/share/evil.py'}
 """
 # What each of them begins with: the environment of another step, as /proc shows it to the same user.
 COMMON = r"""
