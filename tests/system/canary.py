@@ -151,7 +151,7 @@ def remove(path: Path) -> None:
 def spoil(kind: Kind, name: str) -> subprocess.Popen[bytes] | None:
     """Put everything back as it was, but for one file; return who goes on with it, if anybody does."""
     for folder in (STATE, RUNTIME):
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
     subprocess.run(["cp", "-a", str(KEPT), str(STATE)], check=True)
     owner = STATE.stat()
     RUNTIME.mkdir(mode=0o750)
