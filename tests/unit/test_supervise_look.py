@@ -2,9 +2,12 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.supervision import World
+from worker.errors import OUT_OF_BUDGET
 from worker.supervise import judge, looks
 
 UNIT = "ActiveState=failed\nExecMainStatus=78\n"
@@ -84,3 +87,28 @@ def test_a_status_is_found_between_what_others_say(end: str) -> None:
     said = ["{ Welcome }", "{", *UNIT.split(), "{", '  "run": "job",', '  "status": "done"', "}", "}", "a new release!"]
     found = looks.read(end.join(said))
     assert (found.run, found.status, found.unit, found.exit) == ("job", "done", "failed", 78)
+
+
+def test_what_a_machine_names_moves_no_cursor_and_fills_no_record() -> None:
+    """
+    Its run, and the states of its steps, go into the journal, the record and `--status`.
+    """
+    steps = {"total": 3, "done": 1, "\x1b[2J": 1, "x" * 1000: 1, "running": 1}
+    seen = looks.read(f"{json.dumps({'run': 'a' + chr(0x9B) + '2Jb', 'steps': steps}, indent=1)}\n")
+    assert seen.run == "a\\x9b2Jb"
+    assert seen.steps == {"total": 3, "done": 1, "running": 1}
+    many = {"total": 1, "done": 1} | {f"{'a' * n}": 1 for n in range(1, 40)}
+    assert looks.read(f"{json.dumps({'steps': many}, indent=1)}\n").steps == {}
+
+
+@pytest.mark.programs
+def test_a_machine_that_speaks_of_another_run_with_escapes_is_quoted(tmp_path: Path) -> None:
+    """
+    In the journal, in the record, and by `--status`.
+    """
+    world = World(tmp_path / "w", "run='\\u001b[2J' worker=active\n", "budget: {machines: 1}\n")
+    assert world.supervise() == OUT_OF_BUDGET, world.said
+    shown = world.own("--status", "--state", f"{world.root}/state")
+    for text in (world.said, shown.stdout, (world.root / "state/machines.json").read_text()):
+        assert "\x1b" not in text, text
+    assert "its worker is at work on the run '\\x1b[2J'" in shown.stdout

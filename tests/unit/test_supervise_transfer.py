@@ -35,9 +35,7 @@ def user(tmp_path: Path, name: str) -> None:
 
 
 def get(tmp_path: Path, path: Path, command: str = 'cp "$remote" "$local"') -> str:
-    commands = {"exec": f"PATH={tmp_path}/bin:$PATH exec sh", "get": command}
-    runner = Runner(str(tmp_path / "command"), lambda: None)
-    hand = Hand(Provider("p.yaml", dict(commands), {}, TIMEOUTS), runner, {"PATH": os.environ["PATH"]}, MOST)
+    hand = hand_of(tmp_path, {"get": command})
     return transfer.get(hand, MACHINE, str(path), str(tmp_path / "here"), "result", MOST)
 
 
@@ -141,7 +139,29 @@ def test_no_file_is_placed_through_a_link_of_the_agents_user(tmp_path: Path, the
 
 
 def renew(tmp_path: Path, path: str) -> remote.Reply:
-    commands = {"exec": f"PATH={tmp_path}/bin:$PATH exec sh", "put": 'cp "$local" "$remote"'}
-    runner = Runner(str(tmp_path / "command"), lambda: None)
-    hand = Hand(Provider("p.yaml", dict(commands), {}, TIMEOUTS), runner, {"PATH": os.environ["PATH"]}, MOST)
+    hand = hand_of(tmp_path, {"put": 'cp "$local" "$remote"'})
     return remote.renew(hand, MACHINE, [(path, str(tmp_path / "given"), "")], [])
+
+
+def test_a_result_is_not_written_through_a_link_of_another_user_here(tmp_path: Path, there: Path) -> None:
+    """
+    S10's kind: the folder for results may be somebody else's, who has put links in the way.
+    """
+    (there / "file").write_text("result")
+    (tmp_path / "theirs").mkdir()
+    for name in ("out", "out.incoming", ".out.new"):
+        (tmp_path / "victim").write_text("precious")
+        (tmp_path / "theirs" / name).symlink_to(tmp_path / "victim")
+    hand = hand_of(tmp_path, {"get": 'cp "$remote" "$local"'})
+    pairs = [(str(tmp_path / "theirs/out"), str(there / "file")), (str(tmp_path / "none/x"), str(there / "file"))]
+    (fault,) = transfer.fetch(hand, MACHINE, pairs, str(tmp_path), MOST)
+    assert "none/x" in fault and "No such file" in fault
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (tmp_path / "theirs/out").read_text() == "result" and not (tmp_path / "theirs/out").is_symlink()
+    assert not (tmp_path / "result.incoming").exists() and not (tmp_path / "theirs/out.incoming").exists()
+
+
+def hand_of(tmp_path: Path, commands: dict[str, str]) -> Hand:
+    known = {"exec": f"PATH={tmp_path}/bin:$PATH exec sh"} | commands
+    runner = Runner(str(tmp_path / "command"), lambda: None)
+    return Hand(Provider("p.yaml", dict(known), {}, TIMEOUTS), runner, {"PATH": os.environ["PATH"]}, MOST)

@@ -1,6 +1,7 @@
 """The supervisor's book: the record as it is on the disk, and what people are told."""
 
 from worker.journal import ERROR, Journal
+from worker.signs import printable
 from worker.supervise import record
 from worker.supervise.record import Machine, Record
 
@@ -40,5 +41,7 @@ class Book:
         return self.note(self.known.put(machine), must)
 
     def say(self, event: str, text: str, priority: int, machine: Machine | None = None) -> None:
-        """Tell people what happened, and with which machine."""
-        self._journal.event(event, text, priority=priority, AGENT_MACHINE=machine.name if machine is not None else "")
+        """Tell people what happened, and with which machine; what a machine has said moves no terminal's cursor."""
+        self._journal.event(
+            event, printable(text), priority=priority, AGENT_MACHINE=machine.name if machine is not None else ""
+        )

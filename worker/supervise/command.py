@@ -21,8 +21,8 @@ from worker.events import Events
 from worker.signs import printable
 
 _SLICE = 1.0
-_READ = 65536
-_OUTPUT_MAX = 4 * 2**20  # of `state` and a look; files travel by other ways
+_READ, _READS = 65536, 64
+_OUTPUT_MAX = 256 * 1024  # of `state` and a look, the end of it; files travel by other ways
 _SAID_MAX = 2000
 _LINE_MAX = 200
 _WARNING, _WARNINGS, _WARNING_MAX = "warning: ", 3, 400
@@ -164,7 +164,7 @@ class Running:
         assert self._started is not None and self._started.stderr is not None
         most = _SAID_MAX if fd == self._started.stderr.fileno() else _OUTPUT_MAX
         into = self._heard[fd]
-        for _ in range(_OUTPUT_MAX // _READ):  # one that never stops printing does not keep us here
+        for _ in range(_READS):  # one that never stops printing does not keep us here
             try:
                 data = os.read(fd, _READ)
             except BlockingIOError:

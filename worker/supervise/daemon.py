@@ -13,6 +13,7 @@ from worker.alert import Alert
 from worker.contact import Ping
 from worker.errors import OK, WORK_LEFT, AgentError, ConfigError, StateError
 from worker.journal import ERROR, NOTICE, Journal
+from worker.signs import printable
 from worker.supervise import copy, parcel, record, sandbox, sound
 from worker.supervise.book import Book
 from worker.supervise.clockwork import Clockwork, Stopped
@@ -196,13 +197,13 @@ def _facts(known: Record, pid: int | None) -> dict[str, object]:
     return {
         "run": known.run,
         "status": (known.outcome if known.concluded else None) or ("running" if pid is not None else "stopped"),
-        "why": known.why,
+        "why": printable(known.why),
         "supervisor": {"pid": pid},
         "hours": round(known.started.until(now) / 3600, 4),
         "spend": known.spend + known.spend_lost,
         "steps": known.steps,
         "machines": [
-            {"name": machine.name, "id": machine.id, "state": machine.state, "why": machine.why}
+            {"name": machine.name, "id": machine.id, "state": machine.state, "why": printable(machine.why)}
             | {
                 "age": round(machine.made.until(now), 3),
                 "may_run": machine.state in (*record.HERE, record.LEFT, record.KEPT),
@@ -215,9 +216,9 @@ def _facts(known: Record, pid: int | None) -> dict[str, object]:
 def _print(known: Record, pid: int | None) -> None:
     facts = _facts(known, pid)
     steps = f", {known.steps['done']}/{known.steps['total']} done" if known.steps.get("total") else ""
-    print(f"run {known.run}: {facts['status']}{steps}{f' ({known.why})' if known.why else ''}")
+    print(printable(f"run {known.run}: {facts['status']}{steps}{f' ({known.why})' if known.why else ''}"))
     age = show(known.started.until(moment()))
     print(f"supervisor: {f'process {pid}' if pid is not None else 'not running'}; the run was first started {age} ago")
     for machine in known.machines:
         may = f"; {describe(machine)}" if machine in known.left else ""
-        print(f"  {machine.id}: {machine.state}{f'; {machine.why}' if machine.why else ''}{may}")
+        print(printable(f"  {machine.id}: {machine.state}{f'; {machine.why}' if machine.why else ''}{may}"))

@@ -97,7 +97,7 @@ class Ending:
                 self._book.put(machine)
             copied = machine.state == record.STARTING or self._take(machine)
             results = self._sandbox.results if done else ()
-            faults = list(transfer.fetch(self._hand, machine, results, self._sandbox.max_file))
+            faults = list(transfer.fetch(self._hand, machine, results, self._book.root, self._sandbox.max_file))
         if done and (faults or not copied):  # it is all there, and worth another try
             self._tries += 1
             if self._tries < _TRIES:

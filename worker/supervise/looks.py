@@ -12,6 +12,7 @@ _SIZE_MAX = 256 * 1024  # of a status; more is nonsense
 # What a machine says is larger than that is nonsense.
 _TOO_MUCH, _DIGITS, _WORD = 1e18, 9, re.compile("[a-z-]{1,40}")
 _RUN_MAX = 255
+_STATES_MAX = 30  # of steps
 _WHY_MAX = 300
 _FACTS = ("ActiveState", "ExecMainStatus", "Checkpoint", "LastWords")
 
@@ -32,7 +33,7 @@ def read(output: str) -> Look:
         checkpoint="Checkpoint" in facts,
         steps=_counts(_in(found, "steps")),
         spend=_number(_in(found, "budget", "spend", "used")),
-        run=run if isinstance(run, str) and len(run) <= _RUN_MAX else "",
+        run=printable(run) if isinstance(run, str) and len(run) <= _RUN_MAX else "",
     )
 
 
@@ -93,5 +94,8 @@ def _number(value: Any) -> float | None:
 
 def _counts(value: Any) -> dict[str, int]:
     found = value.items() if isinstance(value, dict) else ()
-    counts = {name: count for name, count in found if type(count) is int and 0 <= count < _TOO_MUCH}
-    return counts if {"total", "done"} <= counts.keys() else {}  # one without the other says nothing
+    sound = ((name, count) for name, count in found if type(count) is int and 0 <= count < _TOO_MUCH)
+    counts = {name: count for name, count in sound if _word(name)}
+    return (
+        counts if len(counts) <= _STATES_MAX and {"total", "done"} <= counts.keys() else {}
+    )  # one without the other says nothing

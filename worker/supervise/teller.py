@@ -10,6 +10,7 @@ from worker import alert, clock
 from worker.alert import Alert
 from worker.contact import Contact
 from worker.journal import NOTICE, WARNING
+from worker.signs import printable
 from worker.supervise.book import Book
 from worker.supervise.command import Runner
 
@@ -41,7 +42,7 @@ class Teller:
         key, known = f"{kind} {about}", self._book.known
         if not self._contact.argv or key in known.told or clock.monotonic() < self._next:
             return
-        unit = self._environ.get(alert.UNIT, "")
+        cause, unit = printable(cause), self._environ.get(alert.UNIT, "")
         env = dict(self._environ) | alert.environment(Alert(kind, cause), self._contact, unit)
         answer = self._runner.run([*_THERE, self._contact.folder, *self._contact.argv], env, alert.TIMEOUT)
         if answer.ok:

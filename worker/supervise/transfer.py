@@ -4,8 +4,10 @@ A file is first copied there, as the agent's user would read it: what his progra
 opens nothing to us that is closed to them.  The copy does not change while it is under way.
 """
 
+import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -78,14 +80,34 @@ def get(hand: Hand, machine: Machine, path: str, incoming: str, kind: str, most:
     return offer.fault(incoming) if answer.ok else answer.fault()
 
 
-def fetch(hand: Hand, machine: Machine, results: Iterable[tuple[str, str]], most: int) -> Iterator[str]:
-    """Get files from the machine, (path here, path there), each whole or not at all; yield what could not be got."""
+def fetch(hand: Hand, machine: Machine, results: Iterable[tuple[str, str]], root: str, most: int) -> Iterator[str]:
+    """Get files from the machine, (path here, path there), each whole or not at all; yield what could not be got.
+
+    Each comes to the state folder `root` first: a command would follow a link that lies beside the file's place.
+    """
+    come = f"{root}/result.incoming"
     for here, there in results:
-        incoming = f"{here}.incoming"
-        fault = get(hand, machine, there, incoming, "result", most)
+        fault = get(hand, machine, there, come, "result", most)
         try:
-            os.unlink(incoming) if fault else files.adopt(incoming, here)
+            if not fault:
+                _put_down(come, here)
         except OSError as exc:
-            fault = fault or f"{exc.filename or here}: {exc.strerror}"
+            fault = f"{exc.filename or here}: {exc.strerror}"
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(come)
         if fault:
             yield f"{there} cannot be fetched: {fault}"
+
+
+def _put_down(come: str, here: str) -> None:
+    """Copy what has come to its place, which may be on another file system.  Raises OSError."""
+    new = f"{here}.incoming"
+    try:
+        with open(files.open_plain(come), "rb") as source, open(files.make(new, 0o666), "wb") as target:
+            shutil.copyfileobj(source, target)
+        files.adopt(new, here)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(new)
+        raise
