@@ -284,7 +284,6 @@ def test_a_step_that_takes_the_worker_down_is_not_tried_for_ever(agent: Machine)
     tasks = """
 tasks:
   - id: a
-    confine: no
     run: |
       while n=$((n + 1)); do
           until agentctl once "$AGENT_ATTEMPT-$n" -- true; do :; done
