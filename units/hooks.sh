@@ -103,19 +103,23 @@ comes_back() {
 }
 
 # How systemd saw it end, for the note that the next attempt gets.  What keeps the machine awake stays for the
-# next worker; it is removed with the worker's rights, who could have named any path.
+# next worker; it is removed with the worker's rights, who could have named any path.  A FIFO that a step has put
+# there is not waited for: the hook that ends what the worker has left comes next.
 note() {
     state=${STATE_DIRECTORY%%:*}
     job=$(job)
-    echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS${INVOCATION_ID:+ $INVOCATION_ID}" >>"$state/ended"
-    [ "$job" != stop ] || echo stop >>"$state/ended"   # then it is no fault of the worker's
+    {
+        echo "$SERVICE_RESULT $EXIT_CODE $EXIT_STATUS${INVOCATION_ID:+ $INVOCATION_ID}"
+        [ "$job" != stop ] || echo stop   # then it is no fault of the worker's
+    } | dd of="$state/ended" oflag=append,nofollow,nonblock conv=notrunc 2>/dev/null
     [ -f "$state/keep-awake" ] || return 0
     case "$job/$EXIT_STATUS" in
         restart/* | */77) return 0 ;;   # 77: it is another worker's
         stop/*) ;;
         *) ! comes_back || return 0 ;;
     esac
-    IFS= read -r path <"$state/keep-awake" && rm -f -- "$path" "$state/keep-awake"
+    path=$(dd if="$state/keep-awake" iflag=nofollow,nonblock bs=4096 count=1 2>/dev/null | head -n 1)
+    [ -z "$path" ] || rm -f -- "$path" "$state/keep-awake"
 }
 
 # ExecStop of agent-thaw@, as soon as the unit ends: a frozen cgroup (`systemctl freeze`) is let go on, so that its end

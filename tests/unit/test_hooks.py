@@ -111,3 +111,15 @@ def test_what_keeps_the_machine_awake_goes_when_no_worker_comes(
                 STATE_DIRECTORY=f"{tmp_path}/state:/nonexistent")  # fmt: skip
     assert (tmp_path / "state/ended").read_text() == f"{result} x {status}\n" + ("stop\n" if job == "stop" else "")
     assert (kept.exists(), (tmp_path / "state/keep-awake").exists()) == (stays, stays), done
+
+
+@pytest.mark.usefixtures("systemctl")
+def test_no_fifo_of_a_steps_holds_up_the_end_of_the_unit(tmp_path: Path) -> None:
+    """
+    Waited for it had been until TimeoutStopSec=, and then nobody would have ended what the worker had left.
+    """
+    (tmp_path / "state").mkdir()
+    for name in ("ended", "keep-awake"):
+        os.mkfifo(tmp_path / "state" / name)
+    hook("note", tmp_path, STATE_DIRECTORY=f"{tmp_path}/state", SERVICE_RESULT="success", EXIT_CODE="", EXIT_STATUS="")
+    assert (tmp_path / "state/ended").is_fifo()
