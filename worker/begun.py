@@ -14,6 +14,8 @@ from worker.board import doubtful
 from worker.ledger import Ending, Row
 from worker.plan import Plan, Step
 
+# The fact that names the steps which were begun, are not done, and had left the list when a worker last read it.
+LEFT = "left"
 _NAMED = 8  # so many steps are named in one line
 
 

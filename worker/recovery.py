@@ -8,7 +8,7 @@ from worker import clock, decide, process
 from worker.board import WAITING, Board, doubtful
 from worker.decide import End, Reason, Verdict
 from worker.folder import Places
-from worker.ledger import DONE, FAILED, INTERRUPTED, UNKNOWN, Claim, Ending, Row
+from worker.ledger import DONE, FAILED, INTERRUPTED, MOVED, UNKNOWN, Claim, Ending, Row
 from worker.plan import Plan, Step
 from worker.task import Retry
 
@@ -18,13 +18,18 @@ def end_leftovers(rows: Iterable[Row], places: Places, wait: Callable[[float], N
 
     Those that had a cgroup of their own have been ended with it.  Returns what was found.
     """
-    markers = [os.fsencode(f"STATE_DIRECTORY={places.state(row.step)}") for row in rows]
+    markers = [marker(places, row) for row in rows]
     names: list[str] = []
     while markers and (left := process.leftovers(markers)):
         names += [name for found in left if (name := str(found)) not in names]
         process.send(left, signal.SIGKILL)
         wait(clock.monotonic() + process.LOOK_AGAIN)
     return names
+
+
+def marker(places: Places, row: Row) -> bytes:
+    """Return what every process of the row's step has in its environment."""
+    return os.fsencode(f"STATE_DIRECTORY={places.state(row.step)}")
 
 
 def judge_unclosed(
@@ -50,6 +55,8 @@ def judge_unclosed(
         mine = row.worker == worker
         reason: Reason = "reboot" if row.boot != boot else "stop" if stopped else "worker"
         why = f"the worker died with it ({ended})" if reason == "worker" and ended else ""
+        if row.boot == MOVED:
+            why = "it was at work when the copy was made that the run goes on from"
         if not mine:
             reason, why = "lease", f"its worker {row.worker} was not heard of"
         elif row.step in reasons:

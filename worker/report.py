@@ -252,7 +252,7 @@ def _counts_without_list(store: Ledger, rows: list[Row]) -> dict[str, int]:
     failed = sum(row.final and row.outcome != ledger.DONE and row.seq > counted_from for row in last.values())
     unknown = sum(row.outcome == ledger.UNKNOWN for row in last.values())
     if total:  # else no worker has read a list since a restore
-        total = max(total, done)
+        done = min(done, total)
         unknown = min(unknown, total - done)
         failed = min(failed, total - done - unknown)
     counts = {"total": total, "done": done, "failed": failed, "skipped": 0, "unknown": unknown, "elsewhere": 0}

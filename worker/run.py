@@ -419,7 +419,7 @@ class Run:
             self._companions.changed()  # checkpoint.json is what is left of the ledger
         if finished not in (STOPPED, LEFT):
             with contextlib.suppress(Stopped):
-                facts = {"state": finished, "outcomes": json.dumps(self._outcomes.counts)}
+                facts = {"state": finished, "outcomes": json.dumps(self._outcomes.counts), **self._standing.totals()}
                 if finished == "done":
                     facts |= fromcopy.LIFTED
                 self._persist(lambda: self._ledger.note(facts))

@@ -4,7 +4,12 @@ A step, or an effect inside one, is unknown when nobody can tell.  Done: its res
 it is never done again.  Redo: nothing had happened, and it is begun anew.
 """
 
-from worker import clock, files, fromcopy, ledger, outside
+import json
+import os
+import time
+from collections.abc import Callable
+
+from worker import begun, clock, files, folder, fromcopy, ledger, outside, process, recovery
 from worker.board import doubtful
 from worker.decide import doubt
 from worker.errors import AgentError
@@ -14,9 +19,12 @@ from worker.ledger import DONE, REDO, Claim, Ending, Ledger, Row
 from worker.ledger.effects import UNKNOWN
 
 
-def settle(store: Ledger, places: Places, name: str, result: bytes | None, who: str) -> str:
+def settle(
+    store: Ledger, places: Places, name: str, result: bytes | None, who: str, dead: Callable[[Row], None] | None = None
+) -> str:
     """Settle the step or effect `name`: done with `result`, or to be done again if that is None.
 
+    `dead`: no worker lives, so an open attempt was cut off; called with its row, it makes sure that nothing of it runs.
     Durable when this returns; returns what was done, for people.  A step that failed, or was cut off where that
     harms nobody, may be settled as well: its item may be gone for good.  Raises AgentError if nothing that was begun
     and is not done has that name.
@@ -26,18 +34,21 @@ def settle(store: Ledger, places: Places, name: str, result: bytes | None, who: 
         if row.step not in rows or rows[row.step].outcome != DONE:
             rows[row.step] = row
     last = rows.get(name)
-    if last is not None and (doubtful(last) if last.outcome else last.boot == _SETTLED):
+    cut_off = last is not None and last.outcome is None and dead is not None and not store.shared
+    if last is not None and (doubtful(last) if last.outcome else cut_off or last.boot == _SETTLED):
         unknown = (effect.key for effect in store.effects.all() if effect.state == UNKNOWN)
         inside = next((key for key in unknown if last.cause.endswith(doubt(key))), None)
         if inside is not None:
             raise AgentError(f"{name}: its effect '{inside}' is what is unknown", "settle that, and it goes on")
+        if cut_off and dead is not None:
+            dead(last)
         return _settle_step(store, places, last, result, who)
     effect = store.effects.settle(name, result)
     waiting = [row for row in rows.values() if row.outcome == ledger.UNKNOWN and row.cause.endswith(doubt(name))]
     if effect is None and not waiting and last is not None and last.outcome not in (None, DONE):
         return _settle_step(store, places, last, result, who)
     if effect is None and not waiting:  # if some wait, it was settled by a call whose answer was lost
-        raise AgentError(f"'{name}': {_standing(store, name, last)}", _unknown(store, rows))
+        raise AgentError(f"'{name}': {_standing(store, name, last)}", _unknown(store, rows, dead is not None))
     if result is None:
         store.note(fromcopy.settled(name))  # after a copy, an effect that the ledger does not know is in doubt again
     for row in waiting:  # they can go on now
@@ -50,6 +61,11 @@ def _settle_step(store: Ledger, places: Places, last: Row, result: bytes | None,
     if result is not None:
         files.publish(places.output(last.step), result)  # what an attempt has left there was not its result
     _close(store, last, result, who)
+    left: list[str] = json.loads(store.fact(begun.LEFT) or "[]")
+    if result is not None and last.step in left:  # it is done, and none of those that the list has
+        left.remove(last.step)
+        done = int(store.fact("done_left") or 0) + 1
+        store.note({"done_left": str(done), begun.LEFT: json.dumps(left)})
     return f"{last.step}: {'done' if result is not None else 'to be done again'}, as {who} says"
 
 
@@ -82,15 +98,16 @@ def _close(store: Ledger, last: Row, result: bytes | None, who: str) -> None:
 
 def _standing(store: Ledger, name: str, row: Row | None) -> str:
     if row is not None:
-        return "this step is done" if row.outcome else "this step is running"
+        whose = f" with the worker {row.worker}" if row.worker else ""
+        return "this step is done" if row.outcome else f"this step is running{whose}"
     effect = next((effect for effect in store.effects.all() if effect.key == name), None)
     if effect is None:
         return "there is no step or effect of that name"
     return f"this effect of {effect.step} is not unknown, it is {effect.state}"
 
 
-def _unknown(store: Ledger, rows: dict[str, Row]) -> str:
-    names = [name for name, row in rows.items() if row.outcome and doubtful(row)]
+def _unknown(store: Ledger, rows: dict[str, Row], dead: bool) -> str:
+    names = [name for name, row in rows.items() if (row.outcome or (dead and not store.shared)) and doubtful(row)]
     names += [effect.key for effect in store.effects.all() if effect.state == UNKNOWN]
     return f"unknown are: {', '.join(names[:8])}" if names else "nothing is unknown here"
 
@@ -103,4 +120,16 @@ def from_outside(root: str, unit: Installed | None, name: str, result: bytes | N
     request = {"settle": name, "who": who, "kept": result is not None}
     places = Places("", root, "")
     again = "'agentctl list' says so; if not, say it again"
-    return outside.tell(root, unit, request, result, lambda store: settle(store, places, name, result, who), again)
+    here = lambda store: settle(store, places, name, result, who, lambda row: _end(places, row))  # noqa: E731
+    return outside.tell(root, unit, request, result, here, again)
+
+
+def _end(places: Places, row: Row) -> None:
+    """End what a dead worker has left of an attempt.  Raises AgentError if the next worker would go on with it."""
+    left = process.leftovers([recovery.marker(places, row)])
+    if left and os.path.exists(places._replace(runtime=folder.runtime(places.root)).seen):
+        raise AgentError(
+            f"{row.step}: is at work without its worker, which died: {left[0]}",
+            "the next worker goes on with it: start that, and say it again if the step is unknown then",
+        )
+    recovery.end_leftovers([row], places, lambda until: time.sleep(max(0.0, until - clock.monotonic())))

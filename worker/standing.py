@@ -60,7 +60,8 @@ class Standing:
 
     def totals(self) -> dict[str, str]:
         """Return the facts by which the rows can be counted when the list cannot be read."""
-        return {"total": str(self.board.total), "done_left": str(self._done_left)}
+        left = json.dumps(sorted(self.unlisted))
+        return {"total": str(self.board.total), "done_left": str(self._done_left), begun.LEFT: left}
 
     def enter(self, facts: Mapping[str, str]) -> Replay | None:
         """Note that a worker is at it, with these facts about it.

@@ -179,3 +179,54 @@ def test_a_key_that_changes_in_a_reload_counts_for_no_attempt_after_one_that_was
     w.process.send_signal(signal.SIGHUP)
     assert w.wait() == 70
     assert set((tmp_path / "keys").read_text().split()) == {"k-1"}
+
+
+@pytest.mark.parametrize("word", ["--done", "--redo"])
+@pytest.mark.parametrize("redo", ["never", "always"])
+def test_a_step_whose_worker_was_killed_can_be_settled_before_the_next_start(
+    worker: MakeWorker, word: str, redo: str
+) -> None:
+    """
+    It is not running: no worker lives.  What is left of its processes is ended first.
+    """
+    w = worker(HEAD + ONE % (redo, "sleep 300") + NEEDS)
+    w.start().until("at load")
+    w.kill()
+    said = told(w, "settle", "load", word)
+    assert said.returncode == 0, said.stderr
+    w.config.write_text(HEAD + ONE % (redo, "true") + NEEDS)
+    lines = len(w.lines)
+    assert w.run() == 0
+    assert len([line for line in w.lines[lines:] if "load: at load" in line]) == (word == "--redo")
+    assert [row.outcome for row in w.rows() if row.step == "load"] == ["done" if word == "--done" else "redo", "done"][
+        : 1 + (word == "--redo")
+    ]
+
+
+def test_a_step_that_runs_is_not_settled(worker: MakeWorker) -> None:
+    """
+    Its worker lives, and says so.
+    """
+    w = worker(HEAD + ONE % ("never", "sleep 300") + NEEDS)
+    w.start().until("at load")
+    said = told(w, "settle", "load", "--done")
+    assert said.returncode != 0 and "this step is running" in said.stderr
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_settled_step_that_was_renamed_counts_for_none_of_the_list(worker: MakeWorker, readable: bool) -> None:
+    """
+    Three tasks are three, right after the settlement and while the list cannot be read.
+    """
+    tasks = "  - {id: one, run: 'true'}\n  - {id: two, run: 'true'}\n"
+    w = worker(HEAD + tasks + ONE % ("never", "sleep 300"))
+    w.start().until("at load")
+    w.kill()
+    fails = "exit 3" if not readable else "true"
+    w.config.write_text(HEAD + tasks + (ONE % ("never", fails)).replace("id: load", "id: fetch"))
+    assert w.run() == 70
+    assert told(w, "settle", "load", "--done").returncode == 0
+    if not readable:
+        w.config.write_text("tasks: wrong\n")
+    found = json.loads(told(w, "status", "--json").stdout)["steps"]
+    assert (found["total"], found["done"]) == (3, 3 if readable else 2)

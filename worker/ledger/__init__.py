@@ -14,6 +14,7 @@ DONE, FAILED, STALLED, INTERRUPTED = "done", "failed", "stalled", "interrupted"
 DEFERRED, AGAIN = "deferred", "again"  # the step said "not now", or "restart me fresh"
 UNKNOWN = "unknown"  # cut off, and nobody can tell whether its effect happened
 REDO = "redo"  # a person said that an attempt which was cut off had done nothing
+MOVED = "moved"  # in place of a boot's id: the attempt was open when the ledger was copied to another place
 OUTCOMES = (DONE, FAILED, STALLED, INTERRUPTED, DEFERRED, AGAIN, UNKNOWN, REDO)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from worker import files, points
 from worker.errors import StateError
-from worker.ledger import DONE, Claim, Ending, Heard, Recorded, Row, Saved
+from worker.ledger import DONE, MOVED, Claim, Ending, Heard, Recorded, Row, Saved
 from worker.ledger.effects import Effect
 from worker.ledger.sqlite import checks, mark
 from worker.ledger.sqlite.database import LOGS, Database, approach, connect, errors, prepare, reading, transaction
@@ -24,7 +24,6 @@ __all__ = ["SUFFIXES", "VERSION", "SqliteLedger"]
 
 SUFFIXES = ("", "-shm", *LOGS)  # the files of one database
 _ID = checks.ID  # the fact by which the mark knows its ledger
-_MOVED = "moved"  # in place of a boot's id: the attempt was open on another machine
 
 _ROW = ", ".join(Row._fields)
 _ENDING = ", ".join(f"{name} = ?" for name in Ending._fields[2:])  # all but step and number
@@ -369,7 +368,7 @@ class SqliteLedger:
     def move(self) -> None:
         """Note that this ledger is on another machine now: nothing that was open goes on here."""
         with transaction(self._db):
-            self._db.execute("UPDATE attempts SET boot = ? WHERE outcome IS NULL", (_MOVED,))
+            self._db.execute("UPDATE attempts SET boot = ? WHERE outcome IS NULL", (MOVED,))
             self._db.execute("UPDATE effects SET worker = ''")
 
     def _close(self, ending: Ending) -> None:
