@@ -10,11 +10,11 @@ import fcntl
 import os
 import socket
 import struct
-import termios
 from collections import deque
 from collections.abc import Iterable
 
 RECEIVED_MAX = 253  # SCM_MAX_FD of the kernel: where there is room for fewer, it closes the others itself, at once
+_FIONREAD = 0x541B  # of termios, which is an import of its own
 _NO_LINGER = struct.pack("2i", 0, 0)
 _THREADS_MAX = 64
 
@@ -68,7 +68,7 @@ def _is_harmless(fd: int) -> bool:
         kind = (one.getsockopt(socket.SOL_SOCKET, option) for option in (socket.SO_DOMAIN, socket.SO_TYPE))
         if tuple(kind) == (socket.AF_UNIX, socket.SOCK_STREAM):
             one.shutdown(socket.SHUT_RDWR)  # what was sent to us before can be looked for; after this nothing comes
-            return fcntl.ioctl(fd, termios.FIONREAD, bytes(4)) == bytes(4)
+            return fcntl.ioctl(fd, _FIONREAD, bytes(4)) == bytes(4)
     return False
 
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from worker import clock, decide, folder, lastwords, ledger, points, results, savings
+from worker import clock, decide, folder, ledger, points, results, savings
 from worker import note as notes
 from worker.attempt import Attempt
 from worker.board import Progress
@@ -108,7 +108,7 @@ class Crew:
         announce()
         self.running[step.id] = attempt
         self.started += 1
-        lastwords.begin(self._places, slot.number, step.id, claim.number, claim.started)
+        slot.owner.begin(step.id, claim.number, claim.started)
         attempt.start(self._base, note, past.best, clock.now(), self._results.lacking(step.task.needs))
         return True
 
@@ -160,9 +160,7 @@ class Crew:
         result = output.contents() if output.inline or not done else None
         attempt.save()  # since what it has written is given its names now
         points.at("attempt-over")
-        if done:
-            self._publish(path, output)
-        digest = results.digest(result, path) if done and output.size else ""
+        digest = self._publish(path, output, result) if done else ""
         points.at("result-published")
         ending = decide.ending(step.id, attempt.number, verdict, end.status, clock.wall())._replace(
             took=end.took,
@@ -238,13 +236,22 @@ class Crew:
         """Return the leading processes of the steps that run, but for `pid`, and those that are no step's."""
         return {attempt.leader for attempt in self.running.values() if attempt.leader}.union(self.bystanders()) - {pid}
 
-    def _publish(self, path: str, output: Spool) -> None:
-        """Give a result its name in out/, before the commit, so that a committed step always has it.
+    def _publish(self, path: str, output: Spool, result: bytes | None) -> str:
+        """Give a result its name in out/, before the commit, so that a committed step always has it; return its digest.
 
-        A large one is durable then; a small one is made durable by the commit itself, and written
-        again from the ledger if a power cut takes the file.
+        A large one is durable then, and its digest is made as it goes to the disk; a small one, `result`, is made
+        durable by the commit itself, and written again from the ledger if a power cut takes the file.
         """
-        self._disk.persist(path, lambda: output.publish(path))
+        if result is not None:
+            self._disk.persist(path, lambda: output.publish(path))
+            return results.digest(result, path) if output.size else ""
+        self._disk.persist(path, output.show)
+        made = results.begin_digest(output.path)
+        try:
+            self._disk.persist(path, lambda: output.publish(path))
+        finally:
+            digest = made()
+        return digest
 
     def _persist(self, action: Callable[[], T]) -> T:
         return self._disk.persist("the ledger" if self._ledger.shared else self._places.ledger, action)

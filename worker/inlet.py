@@ -30,8 +30,9 @@ class Inlet:
     ) -> None:
         """`put` returns False for what it has not taken.  `takes` says whether it would take something.
 
-        Without `takes` the socket at `path` is asked.
+        Without `takes` the socket at `path` is asked, before each entry: such a `put` may wait.
         """
+        self._waits = takes is None
         self._put = put
         self._name = name
         self._kept: collections.deque[Sequence[str]] = collections.deque(maxlen=_KEPT_MAX)
@@ -51,6 +52,8 @@ class Inlet:
     def pass_on(self, entry: Sequence[str], event: bool) -> None:
         """Put `entry`, or deal with it as the module says."""
         behind = bool(self._kept or self._left_out)
+        if not behind and not self._waits and self._put(entry) is not False:
+            return
         if self._takes(0.0 if behind else PATIENCE) and self._catch_up() and self._put(entry) is not False:
             return
         if event:

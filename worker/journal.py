@@ -191,7 +191,12 @@ def _printing(line: Callable[[Mapping[str, str]], str]) -> Send:
     atexit.register(inlet.close)
 
     def send(message: str, priority: int, fields: Mapping[str, str]) -> None:
-        inlet.pass_on(_entry(message, priority, fields), event="MESSAGE_ID" in fields)
+        shown = (
+            f"MESSAGE={message}",
+            f"PRIORITY={priority}",
+            f"SYSLOG_IDENTIFIER={fields.get('SYSLOG_IDENTIFIER', _OURS)}",
+        )
+        inlet.pass_on(shown, event="MESSAGE_ID" in fields)
 
     return send
 

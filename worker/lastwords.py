@@ -16,21 +16,49 @@ from worker.ledger import Ending, Row
 from worker.output import INLINE_MAX, TAIL_MAX
 
 
-def begin(places: Places, slot: int, step: str, number: int, started: float) -> None:
-    """Note whose the parts of a slot are from now on, empty; where that cannot be written nobody will know."""
-    for part in (places.part(slot), places.log_part(slot)):
+class Owner:
+    """Says, for one slot, whose the parts there are.  The file stays open from one attempt to the next."""
+
+    def __init__(self, places: Places, slot: int) -> None:
+        self._parts = places.part(slot), places.log_part(slot)
+        self._path = _path(places, slot)
+        self._fd = -1
+        self._inode = -1
+        self._size = 0
+
+    def begin(self, step: str, number: int, started: float) -> None:
+        """Note whose the parts are from now on, empty; where that cannot be written nobody will know."""
         with contextlib.suppress(OSError):
-            if os.stat(part).st_size:
-                os.truncate(part, 0)
-    owner = f"{step} {number} {started!r}\n".encode()
-    with contextlib.suppress(OSError):
-        files.clear_the_way(_path(places, slot))
-        # Not O_TRUNC: some file systems take that for a file that is being replaced, and flush it.
-        fd = os.open(_path(places, slot), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            if not self._in_place():
+                self._open()
+            size = os.pwrite(self._fd, f"{step} {number} {started!r}\n".encode(), 0)
+            if size < self._size:
+                os.ftruncate(self._fd, size)
+            self._size = size
+
+    def close(self) -> None:
+        """Close the file, if it is open, and leave it where it is."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _in_place(self) -> bool:
         try:
-            os.ftruncate(fd, os.pwrite(fd, owner, 0))
-        finally:
-            os.close(fd)
+            return self._fd >= 0 and os.stat(self._path).st_ino == self._inode
+        except OSError:
+            return False
+
+    def _open(self) -> None:
+        self.close()
+        for part in self._parts:  # of an earlier worker; ours are empty when an attempt has ended
+            with contextlib.suppress(OSError):
+                if os.stat(part).st_size:
+                    os.truncate(part, 0)
+        files.clear_the_way(self._path)
+        # Not O_TRUNC: some file systems take that for a file that is being replaced, and flush it.
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        found = os.fstat(self._fd)
+        self._inode, self._size = found.st_ino, found.st_size
 
 
 def found(places: Places, row: Row, ending: Ending) -> Ending:

@@ -19,7 +19,7 @@ class Printer:
 
     def __init__(self, fd: int) -> None:
         self._rest = b""  # of a line that was begun
-        self._write, polled = _writer(fd)
+        self._write, polled, self._asks_first = _writer(fd)
         self._ready = select.poll()
         self._ready.register(polled, select.POLLOUT)
 
@@ -35,11 +35,13 @@ class Printer:
 
     def put(self, line: bytes) -> bool:
         """Write a line, or its beginning, and the rest before the next one; return False if it is dropped."""
-        if not self.takes(0.0):
-            return False
-        self._rest = line
         try:
-            self._flush()
+            if not self._flush():
+                return False
+            self._rest = line
+            if not self._flush() and len(self._rest) == len(line):  # it takes nothing now
+                self._rest = b""
+                return False
         except OSError:
             self._rest = b""
             return False
@@ -47,7 +49,7 @@ class Printer:
 
     def _flush(self) -> bool:
         while self._rest:
-            if not self._ready.poll(0):
+            if self._asks_first and not self._ready.poll(0):
                 return False
             try:
                 self._rest = self._rest[self._write(self._rest) :]
@@ -56,18 +58,18 @@ class Printer:
         return True
 
 
-def _writer(fd: int) -> tuple[Callable[[bytes], int], int]:
-    """Return how to write to `fd` without a wait, and what to poll."""
+def _writer(fd: int) -> tuple[Callable[[bytes], int], int, bool]:
+    """Return how to write to `fd` without a wait, what to poll, and whether it has to be polled before each write."""
     kind = os.fstat(fd).st_mode
     if stat.S_ISSOCK(kind):
         flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         channel = socket.socket(fileno=os.dup(fd))
-        return lambda data: channel.send(data, flags), fd
+        return lambda data: channel.send(data, flags), fd, False
     if not stat.S_ISFIFO(kind) and not stat.S_ISCHR(kind):
-        return lambda data: os.write(fd, data), fd
+        return lambda data: os.write(fd, data), fd, False
     try:
         # O_NONBLOCK belongs to what open(2) returns: those who share `fd` with us go on as before.
         own = os.open(f"/proc/self/fd/{fd}", _OPEN)
     except OSError:  # it is another user's, as after `su`
-        return lambda data: os.write(fd, data[:_AT_ONCE]), fd
-    return lambda data: os.write(own, data), own
+        return lambda data: os.write(fd, data[:_AT_ONCE]), fd, True
+    return lambda data: os.write(own, data), own, False

@@ -7,7 +7,8 @@ import contextlib
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from io import FileIO
 
 from worker import files, plural
 from worker.disk import Disk
@@ -135,14 +136,40 @@ def digest(result: bytes | None, path: str) -> str:
 
     Empty for one that is not there, or so large that the loop would stand still while it is read.
     """
+    if result is not None:
+        return hashlib.sha256(result).hexdigest()
+    with contextlib.suppress(OSError), open(files.open_plain(path), "rb", buffering=0) as file:
+        return _digest_of(file)
+    return ""
+
+
+def begin_digest(path: str) -> Callable[[], str]:
+    """Let a thread make the digest of the large result at `path`; return what waits for it and returns it."""
+    import threading  # for large results alone
+
     try:
-        if result is None:
-            if os.stat(path).st_size > _GUARDED_MAX:
-                return ""
-            result = files.read(path)
+        file = open(files.open_plain(path), "rb", buffering=0)  # noqa: SIM115 - the thread closes it
     except OSError:
+        return str
+    found: list[str] = []
+
+    def work() -> None:
+        with file, contextlib.suppress(OSError):
+            found.append(_digest_of(file))
+
+    def wait() -> str:
+        thread.join()
+        return "".join(found)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return wait
+
+
+def _digest_of(file: FileIO) -> str:
+    if os.fstat(file.fileno()).st_size > _GUARDED_MAX:
         return ""
-    return hashlib.sha256(result).hexdigest()
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _holds(path: str, content: bytes) -> bool:

@@ -39,7 +39,7 @@ def open_ledger(places: Places, in_order: bool = True) -> Resumed:
     if a newer version wrote it; then every file is where it was.
     """
     notices: list[str] = []
-    _make_room(places, notices)
+    looked = _make_room(places, notices)
     kind = mounts.kind(places.root)
     if not mounts.shares_memory(kind):
         what = f"is on {kind}, where SQLite cannot keep a write-ahead log"
@@ -51,7 +51,7 @@ def open_ledger(places: Places, in_order: bool = True) -> Resumed:
                 f"start it with that 'ledger:' once more, or go on from checkpoint.json: rm {places.root}/worker.json",
             )
         member.leave(places.root)
-    found, broken = _look(places)
+    found, broken = looked or _look(places)
     if found is not None:
         lost = _lost(found, places, notices)
         ledger = SqliteLedger.open(places.ledger, examined=True)
@@ -82,8 +82,8 @@ def join(settings: Config, steps: Plan, places: Places) -> Resumed:
     return Resumed(store, notices, listed)
 
 
-def _make_room(places: Places, notices: list[str]) -> None:
-    """Let the state folder be this run's, and its files ours."""
+def _make_room(places: Places, notices: list[str]) -> "_Looked | None":
+    """Let the state folder be this run's, and its files ours; return what its ledger is, None if it came just now."""
     before = swap.finish(places.root)
     if before is not None:
         notices.append(f"{places.root}: a restore that was cut off is finished; what was here before is in {before}")
@@ -94,13 +94,16 @@ def _make_room(places: Places, notices: list[str]) -> None:
         notices.append(f"{places.ledger}: {what}")
     for path in (places.ledger, *(places.ledger + ending for ending in LOGS), places.checkpoint):
         _own(path)
-    other = _other_run(places)
+    looked = _look(places)
+    other = _other_run(places, looked[0])
     if other is not None:
         shelf.put_away(places, other)
         notices.append(f"{places.root}: the state of the run '{other}' is kept in runs/{other}")
-    if shelf.take_out(places):
+    back = shelf.take_out(places)
+    if back:
         notices.append(f"{places.root}: the state of the run '{places.run}' is back from runs/{places.run}")
     folder.make(places.root)
+    return None if back or other is not None else looked
 
 
 def _own(path: str) -> None:
@@ -115,9 +118,8 @@ def _own(path: str) -> None:
         raise StateError(f"{path}: cannot be used by this user ({exc.strerror})", hint) from exc
 
 
-def _other_run(places: Places) -> str | None:
+def _other_run(places: Places, found: Found | None) -> str | None:
     """Return the name of the run whose state is here, if it is another one than ours."""
-    found, _broken = _look(places)
     if found is not None:
         name = found.run
     else:
@@ -128,7 +130,10 @@ def _other_run(places: Places) -> str | None:
     return None if name in (None, places.run) else name
 
 
-def _look(places: Places) -> tuple[Found | None, str | None]:
+_Looked = tuple[Found | None, str | None]
+
+
+def _look(places: Places) -> _Looked:
     """Return what the ledger is, or what is wrong with it, or neither if there is none; changes nothing."""
     try:
         return checks.examine(places.ledger), None

@@ -21,7 +21,8 @@ from worker.signs import printable
 
 _MOST = 64 * 1024
 _FILES_MAX = 100
-_EVERY = 2.0
+# How often it is looked, and how seldom where nothing was saved meanwhile: each look wakes an idle worker.
+_EVERY, _SELDOM = 2.0, 8.0
 _REST = 20  # between looks, in units of what one takes
 
 _State = tuple[tuple[str, int, int], ...]  # names, sizes and times
@@ -43,6 +44,8 @@ class Savings(Companion):
         self._running = running
         self._persist = persist
         self._known: dict[str, _State] = {}  # as the ledger has it
+        self._seen: set[str] = set()  # the steps that were at work at the last look
+        self._pause = _EVERY
         self._look_at = clock.monotonic() + _EVERY
 
     def due_at(self) -> float:
@@ -51,18 +54,20 @@ class Savings(Companion):
 
     def keep(self, now: float) -> None:
         if now >= self._look_at:
-            for attempt in list(self._running.values()):
-                if not attempt.over and not attempt.lost:
-                    self.take(attempt.step.id)
+            at_work = [a.step.id for a in list(self._running.values()) if not a.over and not a.lost]
+            found = [self.take(step) for step in at_work]
+            news = any(found) or any(step not in self._seen for step in at_work)
+            self._seen = set(at_work)
+            self._pause = _EVERY if news else min(2 * self._pause, _SELDOM)
             after = clock.monotonic()  # of a folder with a million files the names alone take half a second
-            self._look_at = after + max(_EVERY, _REST * (after - now))
+            self._look_at = after + max(self._pause, _REST * (after - now))
 
-    def take(self, step: str) -> None:
-        """Let the ledger have what the step has saved, if that is something else than before."""
+    def take(self, step: str) -> bool:
+        """Let the ledger have what the step has saved; return whether that is something else than before."""
         entries = list(_entries(self._places.state(step)))
         state = tuple((name, status.st_size, status.st_mtime_ns) for name, _path, status in entries)
         if state == self._known.get(step, ()):
-            return
+            return False
         room, found = _MOST, []
         for name, path, status in entries:
             content = _read(path) if status.st_size <= room else None
@@ -70,6 +75,7 @@ class Savings(Companion):
             found.append(Saved(step, name, content, status.st_size, status.st_mtime))
         self._persist(lambda: self._ledger.save_files(step, found))
         self._known[step] = state
+        return True
 
 
 def bring_back(saved: list[Saved], folder: str, journal: Journal) -> None:

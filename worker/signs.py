@@ -150,12 +150,14 @@ class NotifySocket:
         """Acknowledge what was sent, since it is kept now, and let those go on who wait for that."""
         while self._asking:
             _answer(self._asking.pop(), TAKEN)
-        _close(self._barriers)
+        if self._barriers:
+            _close(self._barriers)
 
     def drop(self) -> None:
         """Let those go on who wait, and acknowledge nothing."""
-        _close(self._asking)
-        _close(self._barriers)
+        if self._asking or self._barriers:
+            _close(self._asking)
+            _close(self._barriers)
 
     def close(self, unlink: bool = True) -> None:
         """Close the socket and remove its path."""

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from worker import plan
+from worker import lastwords, plan
 from worker.confine import Confinement, Own
 from worker.credentials import Vault
 from worker.folder import Places
@@ -58,6 +58,7 @@ class Slot:
         self.shelter = shelter
         self.output = Spool(places.part(number))
         self.log = Spool(places.log_part(number))
+        self.owner = lastwords.Owner(places, number)
         self._spare = places.spare(number)
         self._places = places
         self._given = places.given(number)
@@ -154,6 +155,7 @@ class Slot:
         self.socket.close()
         self.output.close()
         self.log.close()
+        self.owner.close()
         if self.shelter is not None:
             self.shelter.close()
         for path in (self.output.path, self.log.path):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.campaign import work
-from tests.support import PATIENCE, ROOT, Worker
+from tests.support import PATIENCE, ROOT, Worker, end_all
 
 KILL, TWICE = "KILL", "TWICE"
 # Of the calls of a worker that goes on after a death, the second one comes at one of the first so many.
@@ -135,6 +135,8 @@ class Place:
         faults += work.faults(worker.state, effects, _done(worker), again)
         faults += [line for line in worker.lines if "Traceback" in line]
         worker.close()
+        if faults:
+            end_all(worker.state.parent)
         return Outcome(hit, starts, faults, worker.lines)
 
     def _begin(self, ledger: str) -> tuple[Worker, Path, Path]:
@@ -169,11 +171,18 @@ def _ended(worker: Worker) -> int | None:
             heard_at = time.monotonic()
     if status is None:
         os.killpg(worker.pid, signal.SIGKILL)
+        for tracer in _tracers(worker.pid):  # strace itself may hang
+            os.kill(tracer, signal.SIGKILL)
         worker.process.wait()
     while select.select([stream], [], [], 0)[0] and (data := os.read(stream.fileno(), 65536)):
         said += data
     worker.lines += said.decode(errors="replace").splitlines()
     return status
+
+
+def _tracers(pid: int) -> set[int]:
+    found = (re.search(r"TracerPid:\t(\d+)", path.read_text()) for path in Path(f"/proc/{pid}/task").glob("*/status"))
+    return {int(tracer[1]) for tracer in found if tracer is not None} - {0}
 
 
 def _done(worker: Worker) -> list[str]:

@@ -164,6 +164,7 @@ class SqliteLedger:
         seq, opened = self._seq, {}
         # A claim that is no loss needs no flush of its own; with an ending it has that one's.
         durable = bool(endings) or not all(claim.harmless for claim in claims)
+        changes = 0
         with transaction(self._db, durable=durable):
             for ending in endings:
                 self._close(ending)
@@ -171,13 +172,15 @@ class SqliteLedger:
                 seq += 1
                 self._db.execute(_CLAIM, (seq, *claim[:6], claim.item))
                 opened[claim.step, claim.number] = seq
+            if durable and self._mark is not None:
+                changes = self.effects.revision()  # here it costs no lock
             points.at("ledger-written")
         for ending in endings:
             del self._open[ending.step, ending.number]
         self._open.update(opened)
         self._seq, self._ended = seq, self._ended + len(endings)
-        if durable:
-            self._came_so_far()
+        if durable and self._mark is not None:
+            self._mark.note(seq + self._ended + changes)
         return Recorded(list(claims), [])
 
     def renew(self, steps: Sequence[str]) -> list[str]:
