@@ -236,7 +236,7 @@ def test_s17_a_step_cannot_keep_its_own_failure_from_being_told(agent: Machine, 
     S17: it writes that this has been told, and that somebody had asked for the end, and fails.
     """
     agent.write("/usr/local/bin/forge", f"#!/usr/bin/python3{FORGE}", mode=0o755)
-    list_of = f"run: r\n{ALERT}\ntasks:\n  - {{id: NAME, run: 'WORK', retry: {{attempts: 1}}}}\n"
+    list_of = f"run: r\n{ALERT}\ntasks:\n  - {{id: NAME, confine: no, run: 'WORK', retry: {{attempts: 1}}}}\n"
     if before:  # then the folder of what has been told is there
         service = Service(agent, list_of.replace("NAME", "z").replace("WORK", before))
         service.start()

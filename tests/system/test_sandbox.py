@@ -88,7 +88,7 @@ def test_s7_no_process_of_the_same_user_is_a_way_out_of_the_sandbox(agent: Machi
         f"echo 1 >f; git add f; git commit -qm one; echo $?; "
         f"stat -c '%U %G' f . /etc/passwd"
     )
-    done(agent, f"run: r\ntasks:\n  - id: a\n    cwd: {CHECKOUT}\n    run: |\n      ({step})\n")
+    done(agent, f"run: r\ntasks:\n  - id: a\n    confine: no\n    cwd: {CHECKOUT}\n    run: |\n      ({step})\n")
     said = output(agent, "a")
     assert "PRIVATE-KEY" not in said
     assert agent.run("cat /home/ann/.bashrc").out != "x\n"
@@ -112,7 +112,7 @@ def test_s7_one_instance_does_not_read_the_credentials_of_another(agent: Machine
     pid = int(agent.show("agent@b", "MainPID")["MainPID"])
     assert agent.run(f"cat /proc/{pid}/root/run/credentials/agent@b.service/secret").out == "of-b\n"
     look = f"cat /proc/{pid}/root/run/credentials/agent@b.service/secret 2>&1; echo looked"
-    agent.write("/etc/agent/a.yaml", f"run: a\ntasks:\n  - id: s\n    run: |\n      {look}\n")
+    agent.write("/etc/agent/a.yaml", f"run: a\ntasks:\n  - id: s\n    confine: no\n    run: |\n      {look}\n")
     mark = agent.cursor()
     agent.run("systemctl start agent@a")
     agent.wait_journal("AGENT_EVENT=run-done", "AGENT_RUN=a", after=mark)
