@@ -84,6 +84,7 @@ class Attempt:
         self.detail = ""  # what it was doing when it was ended for a limit
         self._limit: str | None = None
         self._interrupted_by: Reason | None = None
+        self._confined = False
         self._why, self._reason = "", ""  # and what a program of ours says of its failure
         self._short_since: float | None = None  # since when the machine has been short of what a start needs
         self._start_at: float | None = None  # when that is tried again
@@ -158,6 +159,7 @@ class Attempt:
             if self.step.task.cwd and not distant.answers(cwd):
                 raise process.SpawnError(f"cannot work in '{cwd}': {distant.SILENT}")
             ruleset = self.slot.ruleset(self.step.task, cwd, self._env)
+            self._confined = ruleset is not None
             self._execution.start(program, self._env, cwd, self._memo, ruleset)
         except (process.SpawnError, OSError) as exc:
             why = str(exc)
@@ -407,6 +409,8 @@ class Attempt:
             return
         if status != 0 and by_itself and program.ours:
             self._reason = reasons.last_words(self.log.contents(), self.step.task.http is not None)
+        elif status and by_itself and self._confined:
+            self._reason = reasons.of_confined(self.log.contents())
         if why and not self._limit:
             self._why = f"{program.name}: {self._reason}" if self._reason and not program.own else why
         self._finish()

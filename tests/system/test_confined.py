@@ -239,6 +239,22 @@ tasks:
     assert "confine: by Landlock, version" in checked and "not confined: free" in checked
 
 
+def test_a_step_that_mounts_is_told_what_to_do(agent: Machine) -> None:
+    """
+    By check before, and by the cause of its failure; with `confine: no` it can.
+    """
+    tasks = "run: r\ndefaults: {retry: {attempts: 1}}\ntasks:\n  - {id: a, run: unshare -Urm true%s}\n"
+    service = Service(agent, tasks % "")
+    assert "task 'a' runs unshare, which mounts" in agent.run("agentctl check").out
+    service.start()
+    entry = service.wait("step-failed")
+    assert "no confined step can mount; if it has to, add 'confine: no' to its task" in entry["MESSAGE"]
+    service.wait_ended()
+    agent.write("/etc/agent/config.yaml", tasks % ", confine: no", mode=0o644)
+    service.start()
+    service.wait("run-done")
+
+
 def test_what_is_mounted_meanwhile_can_be_read(agent: Machine) -> None:
     """
     Over a folder of `/` that was there before, and in a new one; a step that comes after that reads both.
