@@ -25,9 +25,9 @@ except ImportError as exc:
         "install the package python3-psycopg, or psycopg[binary] into the agent's environment",
     ) from exc
 
-from worker import clock, files, points
+from worker import clock, points
 from worker.ledger import Claim, Ending, Heard, Recorded, Row, Saved
-from worker.ledger.postgres import plan
+from worker.ledger.postgres import answers, plan
 from worker.ledger.postgres.effects import PostgresEffects
 from worker.ledger.postgres.errors import standby
 from worker.ledger.postgres.facts import Facts
@@ -42,14 +42,6 @@ from worker.ledger.postgres.usage import Usage
 __all__ = ["Member", "PostgresLedger"]
 
 _BATCH = 5000
-
-
-def _named(row: Row) -> Row:
-    """Return the row; raises StateError if its step is called by a path, since ids become names of files here."""
-    if not files.is_plain_name(row.step):
-        what = f"the ledger on the server has a step with the id {row.step!a}, which the agent gives to none"
-        raise StateError(what, "nothing was written; find out who may write to that database")
-    return row
 
 
 class PostgresLedger:
@@ -200,7 +192,7 @@ class PostgresLedger:
             with self._link.call() as connection:
                 asked = {"last": last, "batch": _BATCH}
                 found = connection.execute(_ROWS, self._link.me | asked, binary=True).fetchall()
-            yield from map(_named, map(Row._make, found))
+            yield from answers.rows(found)
             if len(found) < _BATCH:
                 return
             last = found[-1][0]
@@ -239,7 +231,7 @@ class PostgresLedger:
 
     def last_closed(self, step: str) -> Row | None:
         found = self._one(_LAST_CLOSED, {"step": step})
-        return None if found is None else Row._make(found)
+        return None if found is None else answers.rows([found])[0]
 
     def output(self, seq: int) -> bytes | None:
         found = self._one("SELECT output FROM agent.attempts WHERE run = %(run)s AND seq = %(seq)s", {"seq": seq})

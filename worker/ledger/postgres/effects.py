@@ -19,6 +19,7 @@ from worker.ledger.effects import (
     Answer,
     Effect,
 )
+from worker.ledger.postgres import answers
 from worker.ledger.postgres.link import LONG, Connection, Link
 from worker.ledger.postgres.rows import IDLE, ME
 
@@ -179,7 +180,7 @@ class PostgresEffects:
 
 
 def _effect(found: tuple[Any, ...]) -> Effect:
-    return Effect._make(found[: len(Effect._fields)])
+    return answers.effect(found[: len(Effect._fields)])
 
 
 _NOW = "extract(epoch FROM clock_timestamp())::double precision"

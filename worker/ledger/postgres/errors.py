@@ -34,6 +34,9 @@ _AWAY_CODES = ("55P03", "25P03", "25P02")
 _DAMAGED = ("XX001", "XX002")
 _FORBIDDEN = "42501"
 _GONE = ("42P01", "3F000", "42703", "3D000")  # no such table, schema, column, database
+# No such function or operator, types that do not go together, no unique index, no value where one is due, a text that
+# is no value of its type: what our statements are about is not as we have made it.
+_CHANGED = ("42883", "42804", "42846", "42809", "42P10", "42P18", "42725", "23502", "22P02", "2200G")
 
 
 def parse(dsn: str) -> dict[str, str]:
@@ -88,7 +91,11 @@ def on_calling(exc: psycopg.Error, place: str, first: bool) -> Exception:
     code, words = exc.sqlstate, _words(str(exc).splitlines()[0] if str(exc) else type(exc).__name__)
     if code is None or code in _DAMAGED:
         lost = isinstance(exc, (psycopg.OperationalError, psycopg.InterfaceError))
-        return LedgerCorrupt(f"{place}: {words}") if code else LedgerAway(f"{place}: {words}") if lost else exc
+        # Of our own library: a value that cannot be read, rows that are not there where some were due.
+        if code or isinstance(exc, psycopg.DataError) or "produce records" in words:
+            return LedgerCorrupt(f"{place}: {words}")
+        lost = lost or type(exc) is psycopg.DatabaseError  # what came was not PostgreSQL's language
+        return LedgerAway(f"{place}: {words}") if lost else exc
     if code == _READ_ONLY:
         return standby(place) if first else LedgerAway(f"{place}: it is read-only now, as in a fail-over")
     if code.startswith(_ROLLED_BACK):
@@ -97,12 +104,16 @@ def on_calling(exc: psycopg.Error, place: str, first: bool) -> Exception:
         return pooled(place, first)
     if code in _AWAY_CODES or code.startswith(_AWAY):
         return LedgerAway(f"{place}: {words}")
-    if code in (_FORBIDDEN, *_GONE) and not first:  # somebody is mending the database, or is about to
+    if code in (_FORBIDDEN, *_GONE, *_CHANGED) and not first:  # somebody is mending the database, or is about to
         return LedgerAway(f"{place}: {words}")
     if code == _FORBIDDEN:
         return StateError(f"{place}: {words}", _way_in(words, place))
     if code in _GONE:
         return StateError(f"{place}: {words}", "the agent's tables are not what they were; start again to make them")
+    if code in _CHANGED:
+        return StateError(
+            f"{place}: {words}", "the agent's tables were changed; put them back, or let the schema be made anew"
+        )
     if isinstance(exc, (psycopg.IntegrityError, psycopg.DataError)):
         return ValueError(f"the ledger refuses this: {words}")
     return exc

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from worker.ledger import Saved
+from worker.ledger.postgres import answers
 from worker.ledger.postgres.link import Connection, Link
 
 
@@ -20,7 +21,7 @@ class Kept:
     def saved(self, step: str | None) -> Iterator[Saved]:
         with self._link.call() as connection:
             found = connection.execute(_SAVED, self._asked(step), binary=True).fetchall()
-        yield from map(Saved._make, found)
+        yield from answers.saved(found)
 
     def restore_saved(self, files: Iterable[Saved]) -> int:
         with self._link.call() as connection, connection.transaction():

@@ -10,8 +10,12 @@ server may read long after we have given up on it, is finished or void once a ne
 
 import contextlib
 import hashlib
+import itertools
 import math
+import os
 import select
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -22,11 +26,15 @@ from psycopg.types.string import StrDumperUnknown
 from psycopg.waiting import Ready, Wait
 
 from worker import clock
+from worker.ledger import LedgerCorrupt
 from worker.ledger.postgres import errors, tls
 from worker.ledger.postgres.rows import text
 
 # A call takes at most this long, or that long if it moves many rows; then the server is taken for dead.
 _PATIENCE, LONG = 12.0, 90.0
+# An answer has at most so many bytes on its way; all of it is held in memory.  Asked for once in so many reads.
+_ANSWER_MAX, _READS = 512 * 1024 * 1024, 64
+_RECEIVED = slice(128, 136)  # tcpi_bytes_received in struct tcp_info (linux/tcp.h)
 # The server gives up on a statement a little earlier, so that it ends with a reason.
 _SHARE = 0.8
 # A short call looks up a few rows by their keys, in the same way each time.  A server whose statistics do not know
@@ -78,14 +86,20 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     def wait(self, gen: Any, *_args: Any, **_options: Any) -> Any:
         gives_up = clock.monotonic() + self.patience
-        socket = self.pgconn.socket
+        descriptor, before = self.pgconn.socket, 0
         poller = select.poll()
         try:
             wanted = next(gen)
-            while True:
-                poller.register(socket, (wanted & Wait.R and select.POLLIN) | (wanted & Wait.W and select.POLLOUT))
+            for reads in itertools.count(1):
+                if reads % _READS == 0:  # no call of ours but a long one comes to this
+                    received = _received(descriptor)
+                    before = before or received
+                    if received - before > _ANSWER_MAX:
+                        self.pgconn.finish()
+                        raise psycopg.OperationalError(f"an answer of more than {_ANSWER_MAX >> 20} MiB")
+                poller.register(descriptor, (wanted & Wait.R and select.POLLIN) | (wanted & Wait.W and select.POLLOUT))
                 found = poller.poll(max(0.0, gives_up - clock.monotonic()) * 1000)
-                if not found:
+                if not found or clock.monotonic() >= gives_up:  # one that has no end always has something
                     self.pgconn.finish()
                     raise psycopg.OperationalError(f"no answer in {self.patience:.0f} s")
                 readable, writable = found[0][1] & ~select.POLLOUT, found[0][1] & select.POLLOUT
@@ -140,6 +154,11 @@ class Link:
             self._since = None
             self._recover()
             raise errors.on_calling(exc, self.place, not self._entered) from exc
+        except (ValueError, TypeError, LookupError) as exc:
+            self._since = None
+            self._recover()
+            what = f"its answer is not what was asked for ({type(exc).__name__}: {exc})"
+            raise LedgerCorrupt(f"{self.place}: {what}") from exc
         except BaseException:
             self._recover()
             raise
@@ -297,6 +316,15 @@ class Link:
         connection, self._connection, self.number = self._connection, None, 0
         if connection is not None:
             connection.close()
+
+
+def _received(descriptor: int) -> int:
+    """Return how many bytes have come in on a connection; 0 for a local one, whose server is this machine's."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as copy:
+            return int.from_bytes(copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)[_RECEIVED], sys.byteorder)
+    except OSError:
+        return 0
 
 
 def _backend(connection: Connection) -> int:

@@ -2,11 +2,11 @@
 
 from worker import clock
 from worker.ledger import Row
+from worker.ledger.postgres import answers
 from worker.ledger.postgres.floor import Floor
 from worker.ledger.postgres.link import Connection, Link
 from worker.ledger.postgres.rows import CLOSED, OPEN
 
-_OUTCOME = Row._fields.index("outcome")
 # If a commit should ever take longer, the news lack it and the next look at all rows has it.
 _SETTLED = 3.0
 
@@ -31,8 +31,9 @@ class News:
             mark, now = newest(connection), clock.monotonic()
             asked = self._link.me | {"floor": self._floor.value}
             found = connection.execute(_NEWS, asked, binary=True).fetchall()
-        told, self._told = self._told, {(values[0], values[_OUTCOME] is None) for values in found}
-        rows = [Row._make(values) for values in found if (values[0], values[_OUTCOME] is None) not in told]
+        heard = answers.rows(found)
+        told, self._told = self._told, {(row.seq, row.outcome is None) for row in heard}
+        rows = [row for row in heard if (row.seq, row.outcome is None) not in told]
         self._floor.mark(now, mark)
         return rows
 

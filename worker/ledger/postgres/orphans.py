@@ -4,6 +4,7 @@ import math
 
 from worker import clock
 from worker.ledger import Row
+from worker.ledger.postgres import answers
 from worker.ledger.postgres.link import Link
 from worker.ledger.postgres.rows import ME, OPEN, Held
 
@@ -36,7 +37,7 @@ class Orphans:
         now, before = clock.monotonic(), self._silent
         self._silent = {(token, until): before.get((token, until), now + lease / 2) for token, until, lease in late}
         self.overdue_at = min((gone_at for gone_at in self._silent.values() if gone_at > began), default=math.inf)
-        rows = sorted(map(Row._make, found))
+        rows = sorted(answers.rows(found))
         self._held.add(((row.step, row.number, row.seq) for row in rows), began)
         return rows
 

@@ -212,6 +212,8 @@ def _find(connection: Connection, place: str) -> int | None:
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return None
     version: int | None = None if found is None else found[0]
+    if version is not None and type(version) is not int:
+        raise StateError(f"{place}: the format of its tables is no number", "put agent.format back as it was")
     if version is not None and version > VERSION:
         raise StateError(
             f"{place}: its tables were made by a newer version of the agent (format {version}, this one knows "
