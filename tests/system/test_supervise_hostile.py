@@ -26,8 +26,13 @@ from worker.supervise.record import Machine, Moment
 kind, words = sys.argv[1], json.loads(sys.argv[2])
 hand = Hand(sandbox.load("/root/sandbox.yaml").provider, Runner("/root/command", lambda: None), os.environ)
 now = Moment(0.0, 0.0, "b")
-answer = hand._run(kind, Machine(1, NAME, NAME, "working", now, now), **words)
-print(json.dumps(answer))
+machine = Machine(1, NAME, NAME, "working", now, now)
+if kind == "fetch":
+    from worker.supervise import transfer
+    (fault,) = [*transfer.fetch(hand, machine, [("/root/fetched", words["path"])], "/root", 2**20), ""][:1]
+    print(json.dumps([bool(fault), "", fault]))
+else:
+    print(json.dumps(hand._run(kind, machine, **words)))
 """.replace("NAME", repr(NAME))
 # A program of the container that says what it can do to the machine on which it is called.
 HOSTILE = """#!/bin/bash
@@ -260,3 +265,30 @@ def test_what_a_container_forks_when_it_is_looked_at_is_no_part_of_the_superviso
     assert f"/agent-enter-{NAME}-" in group and "supervisor" not in group, group
     assert host.call("pause")[0] == 0
     machine.run("while pgrep -fx 'sleep 987654' || systemctl -q is-active 'agent-enter-*'; do sleep 0.02; done")
+
+
+def test_nothing_is_fetched_but_a_bounded_file_that_the_agents_user_can_read(host: Host) -> None:
+    """
+    S9: links of a step to what is root's there or has no end, a FIFO, a device, a folder, 4 GB of nothing, and a file
+    that grows while it is read; then a plain one.
+    """
+    machine = host.machine
+    host.inside("""
+        mkdir -p /srv/out; chown nobody /srv/out; chmod 755 /srv
+        printf '[Service]\\nUser=nobody\\nExecStart=/bin/true\\n' >/etc/systemd/system/agent.service
+        systemctl daemon-reload
+    """)
+    host.inside("""runuser -u nobody -- sh -c '
+        cd /srv/out; ln -s /etc/shadow shadow; ln -s /dev/zero zero; mkfifo fifo; mkdir folder
+        ln -s loop loop; truncate -s 4G sparse; echo sound >sound
+        head -c 2M /dev/zero >grows; (while sleep 0.01; do echo; done >>grows) & echo $! >pid'
+    """)
+    for name in ("shadow", "zero", "fifo", "folder", "loop", "sparse", "grows"):
+        status, _output, fault = host.call("fetch", path=f"/srv/out/{name}")
+        assert status and fault, name
+    assert machine.run("ls /root/fetched* /root/result.incoming 2>/dev/null", check=False).out == ""
+    assert host.inside("find /var/lib/agent-supervise /run/agent-supervise -name 'result.*' -size +1k") == ""
+    host.inside("kill $(cat /srv/out/pid); rm /srv/out/grows")
+    assert host.call("fetch", path="/srv/out/sound")[0] == 0
+    assert machine.read("/root/fetched") == "sound\n"
+    machine.run("rm /root/fetched")
