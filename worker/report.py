@@ -28,6 +28,7 @@ from worker import (
     plan,
     plural,
     sandbox,
+    shelved,
     startup,
     status,
     swap,
@@ -133,6 +134,7 @@ def show_status(root: str, installed: Installed | None, as_json: bool) -> int:
         absent, failed = found["worker"]["state"] == "absent", (found["unit"] or {}).get("failed")
         if absent and failed and found["unit"]["status"] != OUT_OF_BUDGET:
             found["status"] = "failed"  # whatever an earlier start had achieved: the last one did not work
+    found["other_runs"] = [entry._asdict() for entry in shelved.doubts(root)]
     paused = pause.read(root)
     found["paused"] = None if paused is None else paused._asdict()
     if as_json:
@@ -309,6 +311,8 @@ def _print_status(found: dict[str, Any]) -> None:
         doubt = "; nobody knows whether it has happened" if step["doubt"] else ""
         how = f"attempt {step['attempt']} {step['outcome']}: {step['cause']}{doubt}"
         print(f"no longer in the list: {step['step']}, {how}")
+    for step in found.get("other_runs", ()):
+        print(shelved.Shelved(**step).line())
     if any(found["outcomes"].values()):
         print("outcomes: " + ", ".join(f"{count} {name}" for name, count in found["outcomes"].items() if count))
     limited = {name: entry for name, entry in found["budget"].items() if entry["limit"] is not None}

@@ -102,6 +102,10 @@ def _make_room(places: Places, notices: list[str]) -> "_Looked | None":
     back = shelf.take_out(places)
     if back:
         notices.append(f"{places.root}: the state of the run '{places.run}' is back from runs/{places.run}")
+    if os.path.isdir(f"{places.root}/runs"):
+        from worker import shelved  # for the few folders that have had several runs
+
+        notices += [found.line() for found in shelved.doubts(places.root)]
     folder.make(places.root)
     return None if back or other is not None else looked
 

@@ -8,6 +8,7 @@ Renames one after the other; the ledger goes last and comes first, so that a cra
 by the next start.
 """
 
+import contextlib
 import os
 
 from worker import files
@@ -32,6 +33,8 @@ def take_out(places: Places) -> bool:
     if not os.path.isdir(shelf):
         return False
     _move(shelf, places.root, _PARTS[::-1])
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{shelf}/lock")  # of whoever has settled something there
     os.rmdir(shelf)
     return True
 

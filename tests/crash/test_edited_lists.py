@@ -230,3 +230,34 @@ def test_a_settled_step_that_was_renamed_counts_for_none_of_the_list(worker: Mak
         w.config.write_text("tasks: wrong\n")
     found = json.loads(told(w, "status", "--json").stdout)["steps"]
     assert (found["total"], found["done"]) == (3, 3 if readable else 2)
+
+
+@pytest.mark.parametrize("word, times", [("--done", 1), ("--redo", 2)])
+def test_what_another_run_has_begun_is_named_until_it_is_settled(
+    worker: MakeWorker, tmp_path: Path, word: str, times: int
+) -> None:
+    """
+    The list has another name after kill -9: each start and status name the step, with a command that works as printed.
+    """
+    import shlex
+
+    before = HEAD + KEYED % ("", "never", tmp_path, "sleep 300")
+    w = worker(before)
+    w.start().until("at pay")
+    w.kill()
+    w.config.write_text("run: other\ntasks: [{id: a, run: 'true'}]\n")
+    command = f"agentctl settle pay --done --state {w.state}/runs/edited"
+    for _ in range(2):
+        lines = len(w.lines)
+        w.run()
+        assert [line for line in w.lines[lines:] if "run edited" in line and "'pay'" in line and command in line]
+    shown = told(w, "status")
+    assert command in shown.stdout
+    assert json.loads(told(w, "status", "--json").stdout)["other_runs"][0]["step"] == "pay"
+    argv = [sys.executable, "-m", "worker", *shlex.split(command.replace("--done", word))[1:]]
+    done = subprocess.run(argv, env=w.environ, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "edited" not in told(w, "status").stdout
+    w.config.write_text(before.replace("sleep 300", "true"))
+    assert w.run() == 0, "the run that comes back cannot be taken out of the shelf"
+    assert len((tmp_path / "keys").read_text().split()) == times

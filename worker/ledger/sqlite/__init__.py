@@ -38,6 +38,11 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE value <> excluded.
 _CLAIM = """
 INSERT INTO attempts (seq, step, number, definition, started, boot, key, item) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
+_UNSETTLED = f"""
+SELECT {_ROW} FROM attempts WHERE seq IN (SELECT max(seq) FROM attempts GROUP BY step)
+AND (outcome IS NULL OR outcome = 'unknown' OR (unsure AND outcome <> 'redo'))
+AND step NOT IN (SELECT step FROM attempts WHERE outcome = 'done') ORDER BY seq
+"""
 _SAVE = "INSERT INTO saved (step, name, content, size, at) VALUES (?, ?, ?, ?, ?)"
 
 
@@ -211,6 +216,13 @@ class SqliteLedger:
             cursor = self._db.execute(f"SELECT {_ROW} FROM attempts ORDER BY seq")
             cursor.row_factory = _row
             yield from cursor
+
+    def unsettled(self) -> list[Row]:
+        """Return the last attempts of the steps that are not done and may have happened."""
+        with errors():
+            cursor = self._db.execute(_UNSETTLED)
+            cursor.row_factory = _row
+            return list(cursor)
 
     def fact(self, name: str) -> str | None:
         with errors():
