@@ -38,6 +38,7 @@ UNIT_FILES='agent.service agent@.service agent.path agent-alert@.service agent-t
 SUPERVISOR=/var/lib/agent-supervisor
 ALERTS=/var/lib/agent-alert   # what has been told, where no step can write
 DROPIN=50-workdir.conf
+NO_USERNS=10-no-user-namespaces.conf
 GECOS='agent worker (made by its install.sh)'   # purge removes this user and no other
 DESTDIR=${DESTDIR-}
 CHANGED=0
@@ -120,6 +121,7 @@ do_install() {
     for unit in $UNIT_FILES; do
         put 644 "$(unit_source "$unit")" "$UNITS/$unit"
     done
+    match_kernel "$user"
     [ "$CHANGED" = 0 ] || relabel
     activate "$user"
     name_groups "$user"
@@ -179,6 +181,7 @@ do_purge() {
     done
     for unit in agent.service agent@.service agent-alert@.service; do
         remove_file "/etc/systemd/system/$unit.d/$DROPIN"
+        remove_file "/etc/systemd/system/$unit.d/$NO_USERNS"
         rmdir "$DESTDIR/etc/systemd/system/$unit.d" 2>/dev/null || :
         [ ! -e "$DESTDIR/etc/systemd/system/$unit.d" ] || say "kept /etc/systemd/system/$unit.d, with files of your own"
     done
@@ -559,6 +562,27 @@ name_groups() {
     others=$(sharers "$1")
     [ -z "$others" ] ||
         say "careful: the group $(id -gn "$1") of $1 has others in it ($others), who can read the task list in $ETC; the state folder is closed to them"
+}
+
+# match_kernel USER -- systemd starts no unit with PrivateUsers= where there are no user namespaces (a hardened kernel,
+# some containers): then ours do without, until there are.
+match_kernel() {
+    has_systemd && command -v systemd-run >/dev/null || return 0
+    try='systemd-run --quiet --wait --collect --property=Type=oneshot'
+    with=1
+    $try --property="User=$1" --property=PrivateUsers=yes true 2>/dev/null || ! $try --property="User=$1" true 2>/dev/null || with=
+    for unit in agent.service agent@.service agent-alert@.service; do
+        path=/etc/systemd/system/$unit.d/$NO_USERNS
+        if [ -n "$with" ]; then
+            there "$path" || continue
+            remove_file "$path"
+            UNITS_CHANGED=1
+        else
+            printf '# Written by install.sh from what this kernel can do.\n[Service]\nPrivateUsers=no\n' >"$TMP/$NO_USERNS"
+            put 644 "$TMP/$NO_USERNS" "$path"
+        fi
+    done
+    [ -n "$with" ] || say "careful: there are no user namespaces here (user.max_user_namespaces?), so the service does without PrivateUsers=: unconfined steps can look into other processes of $1"
 }
 
 # keep_told USER -- what an earlier installation has told, and wrote down in the state folder, is not told again.

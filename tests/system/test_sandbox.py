@@ -229,6 +229,26 @@ def test_s27_who_shares_the_users_group_reads_no_result(agent: Machine) -> None:
         assert agent.read(drop_in) == written
 
 
+def test_where_there_are_no_user_namespaces_the_service_does_without(agent: Machine) -> None:
+    """
+    systemd would not start it (217/USER), nor tell of that.  Here it is systemd-run that says so.
+    """
+    refuse = '#!/bin/sh\ncase "$*" in *PrivateUsers*) exit 217 ;; esac\nexec /usr/bin/systemd-run "$@"\n'
+    agent.write("/opt/none/systemd-run", refuse, mode=0o755)
+    agent.run("rm -f /etc/systemd/system/agent*.d/90-test.conf")
+    for _ in range(2):
+        said = agent.run("PATH=/opt/none:$PATH make -C /src install", timeout=120).out
+        assert "careful: there are no user namespaces here" in said
+    assert "wrote" not in said
+    for unit in ("agent", "agent@x", "agent-alert@agent"):
+        assert agent.show(unit, "PrivateUsers") == {"PrivateUsers": "no"}
+    done(agent, "run: r\ntasks:\n  - {id: a, run: cat /proc/self/uid_map}\n")
+    assert agent.read("/var/lib/agent/out/a").split()[2] == "4294967295"
+    assert "careful" not in agent.run("make -C /src install", timeout=120).out
+    for unit in ("agent", "agent@x", "agent-alert@agent"):
+        assert agent.show(unit, "PrivateUsers") == {"PrivateUsers": "yes"}
+
+
 def test_a_user_of_its_own_is_not_warned_of(agent: Machine) -> None:
     assert "careful" not in agent.run("make -C /src install", timeout=120).out
     agent.run("useradd -m ann")
