@@ -201,10 +201,14 @@ def test_a_container_of_this_machines_files_sees_no_secrets_of_it(outer: Machine
     """
     S6: BASE: / with homes, passwords and the agent's files hidden; its users can become each other as before.
     """
-    machine, host = outer, Host(outer, "/", "auto")
+    machine, host = outer, Host(outer, "/", "own")
+    status, _output, said = host.call("create")
+    assert status == 1 and "the owners of '/' cannot be moved" in said and "USERS: host" in said, said
+    host = Host(outer, "/", "auto")
     try:
         status, _output, said = host.call("create")
         assert status == 0, said
+        assert "warning: BASE: the owners of '/' cannot be moved" in said and "it is no boundary" in said, said
         files = "/root/secret /etc/agent/token /home/ann/key /etc/shadow"
         assert "secret-of-the-host" not in host.inside(f"cat {files} 2>&1 || :")
         assert host.inside("ls -A /home; ls /root") == ""
@@ -292,3 +296,38 @@ def test_nothing_is_fetched_but_a_bounded_file_that_the_agents_user_can_read(hos
     assert host.call("fetch", path="/srv/out/sound")[0] == 0
     assert machine.read("/root/fetched") == "sound\n"
     machine.run("rm /root/fetched")
+
+
+def test_a_bind_whose_owners_are_not_spoken_of_leaves_a_container_the_machines_users(outer: Machine) -> None:
+    """
+    S6: its files would be nobody's there, and a run that works today would fail; with a word it has users of its own.
+    """
+    machine, host = outer, Host(outer, "/srv/tree", "auto")
+    machine.run("mkdir -p /srv/shared; chmod 777 /srv/shared")
+    text = machine.read("/root/sandbox.yaml")
+    try:
+        for option, users in (("--bind=/srv/shared", "0"), ("--bind=/srv/shared:/srv/shared:noidmap", None)):
+            machine.write("/root/sandbox.yaml", text.replace("}", f", OPTIONS: '{option}'}}"))
+            status, _output, said = host.call("create")
+            assert status == 0, said
+            assert (f"OPTIONS: '{option}' does not say whose its files are" in said) == (users is not None), said
+            assert (host.inside("cut -c1-21 /proc/self/uid_map").split()[1] == "0") == (users is not None)
+            host.inside("echo there >/srv/shared/file; rm /srv/shared/file")
+            assert host.call("pause")[0] == 0
+            machine.run(f"rm -r {STORE}/{NAME}")
+    finally:
+        machine.run(f"systemctl stop 'agent-machine-*'; rm -rf {STORE}/*")
+
+
+def test_a_start_of_ones_own_finds_the_disk_as_before(outer: Machine) -> None:
+    """
+    S6: a sandbox that says itself how a container is started knows nothing of owners.
+    """
+    machine, host = outer, Host(outer, "/srv/tree", "auto")
+    text = machine.read("/root/sandbox.yaml")
+    machine.write("/root/sandbox.yaml", text.replace("}", f", START: 'ls -ln {STORE}/{NAME}/upper >&2'}}"))
+    try:
+        status, _output, said = host.call("create")
+        assert status == 0 and " 0 0 " in said.splitlines()[-1], said
+    finally:
+        machine.run(f"rm -rf {STORE}/*")
