@@ -100,6 +100,7 @@ do_install() {
     keep_workdirs "$user"
     check_user "$user"
     check_workdirs "$user"
+    drop_nested
 
     # Not whatever is first in PATH: a service must not depend on somebody's home.
     find_python /usr/bin/python3 /usr/bin/python3.14 /usr/bin/python3.13 /usr/bin/python3.12 /usr/bin/python3.11
@@ -513,6 +514,24 @@ check_workdirs() { # USER
         owner=$(stat -c %U "$path")
         [ "$owner" = "$1" ] || die "--workdir '$path' belongs to $owner, not to $1: add --user $owner (or chown it)"
     done
+}
+
+# A folder within another one is open with it.  By itself it would be a door: a step may move the folders above it away
+# and put a link there, which systemd would follow at the next start.
+drop_nested() {
+    all=$workdirs workdirs=''
+    while IFS= read -r path; do
+        nested=''
+        while IFS= read -r outer; do
+            case "$path" in "${outer:-/none}"/*) nested=1 ;; esac
+        done <<EOF
+$all
+EOF
+        [ -z "$path" ] || [ -n "$nested" ] || workdirs="$workdirs$path
+"
+    done <<EOF
+$all
+EOF
 }
 
 install_dropin() { # USER

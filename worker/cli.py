@@ -364,8 +364,10 @@ def _alert(options: argparse.Namespace) -> int:
     if options.test:
         return rehearsal.ask(name)
     config_path = f"{CONFIG_FOLDER}/{instance or 'config'}.yaml"
-    privileges.give_up(f"{STATE_FOLDER}/{name}")  # what it runs may be a step's word
-    return postmortem.tell(name, config_path, f"{STATE_FOLDER}/{name}", f"{told.FOLDER}/{name}", os.environ)
+    root, folder = f"{STATE_FOLDER}/{name}", f"{told.FOLDER}/{name}"
+    for place in (root, folder):  # what it runs may be a step's word, or what the user has left who tells
+        privileges.give_up(place)
+    return postmortem.tell(name, config_path, root, folder, os.environ)
 
 
 def _supervise(options: argparse.Namespace) -> int:

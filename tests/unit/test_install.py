@@ -212,6 +212,19 @@ def test_whoever_tells_of_the_agent_has_its_rights_and_its_home(run: Run, dest: 
     assert shared.exists() and dropin.read_text() == before
 
 
+def test_a_workdir_within_another_is_no_door_of_its_own(run: Run, dest: Path) -> None:
+    """
+    A step could move away what it is in, and leave a link there, which the next start would open.
+    """
+    paths = ("/home/someone/app/a/b", "/home/someone/app", "/home/someone/apple")
+    run("install", "--user", "someone", *(word for path in paths for word in ("--workdir", path)))
+    text = (dest / DROPIN).read_text()
+    opened = [line for line in text.splitlines() if line.startswith(("ReadWritePaths", "BindPaths"))]
+    assert sorted(opened) == [
+        f'{key}="/home/someone/{name}"' for key in ("BindPaths", "ReadWritePaths") for name in ("app", "apple")
+    ]
+
+
 def test_workdir_outside_home_leaves_home_closed(run: Run, dest: Path) -> None:
     run("install", "--user", "someone", "--workdir", "/workspace/home/x")
 
