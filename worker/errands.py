@@ -15,6 +15,7 @@ from typing import NamedTuple
 from worker import clock, process
 from worker.companions import Companion
 from worker.events import Events
+from worker.signs import printable
 
 # The end of what it prints is kept, for people.
 _TAIL = 4 * 1024
@@ -50,7 +51,7 @@ class Report(NamedTuple):
         else:
             how = f"was killed by signal {-self.status}"
         last = self.output.decode(errors="replace").strip().rpartition("\n")[2]
-        return f"{how}: {last[:200]}" if last else how
+        return f"{how}: {printable(last[:200])}" if last else how
 
 
 def owner(root: str) -> str:

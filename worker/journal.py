@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from worker.lines import LINE_MAX
+from worker.signs import printable
 
 _OURS = "agent"  # our own identifier, as opposed to a step's
 ERROR, WARNING, NOTICE, INFO = 3, 4, 5, 6  # priorities of syslog(3)
@@ -83,6 +84,8 @@ class Journal:
             entry["AGENT_STEP"] = step
         if attempt is not None:
             entry["AGENT_ATTEMPT"] = str(attempt)
+        if not message.isprintable():  # a server's words, a command's, a file's name
+            message = "\n".join(map(printable, message.split("\n")))
         # File names need not be UTF-8; the journal's fields must be.
         self._send(message.encode(errors="backslashreplace").decode(), priority, entry)
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from worker import errands, process, step, steps
 from worker.errands import Report
 from worker.process import SpawnError
+from worker.signs import printable
 
 URL = "AGENT_PING"
 PROGRAM = process.ours("ping")
@@ -73,7 +74,7 @@ def fault(url: str, report: Report) -> str:
 
 
 def _said(url: str, report: Report) -> str:
-    return report.output.decode(errors="replace").strip() or f"{host(url)}: {report.fault}"
+    return printable(report.output.decode(errors="replace").strip()) or f"{host(url)}: {report.fault}"
 
 
 def is_url(text: str) -> bool:
