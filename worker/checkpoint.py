@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from worker import __version__, clock, files
 from worker.budget import GRANTED, USED
-from worker.ledger import DONE, OUTCOMES, Ledger, Row, Saved
+from worker.ledger import DONE, OUTCOMES, Holdings, Ledger, Row, Saved
 from worker.ledger.effects import CLAIMED, COMMITTED, UNKNOWN, Effect
 from worker.ledger.sqlite import SqliteLedger
 
@@ -171,6 +171,11 @@ class Checkpoint(NamedTuple):
     effects: list[Effect]
     saved: list[Saved]
     items: dict[str, list[str]]
+
+    def holdings(self, run: str) -> Holdings:
+        """Return what a ledger is made of that goes on from here, as of that run unless the facts say another."""
+        facts = {"run": run} | self.header.facts
+        return Holdings(self.attempts, facts, self.effects, self.header.revision, self.saved, self.items)
 
 
 def load(path: str) -> Checkpoint:

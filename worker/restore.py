@@ -200,11 +200,7 @@ def _ledger(source: _Source, staged: Places) -> tuple[SqliteLedger, str]:
     """Return a ledger in the prepared folder that holds what the source does, and when that was written."""
     if source.main is None:
         found = checkpoint.parse(source.data)
-        facts = {"run": found.header.run} | found.header.facts
-        revision = found.header.revision
-        made = SqliteLedger.create(
-            staged.ledger, found.attempts, facts, found.effects, revision, found.saved, found.items
-        )
+        made = SqliteLedger.create(staged.ledger, found.holdings(found.header.run))
         return made, found.header.written
     for file, suffix in ((source.main, ""), (source.log, source.ending)):
         if file is not None:

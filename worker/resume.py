@@ -223,9 +223,7 @@ def _rebuild(places: Places, broken: str | None, notices: list[str]) -> SqliteLe
         aside = folder.set_aside(places.ledger, SUFFIXES)
         notices.append(f"{places.ledger}: missing, but its log is there; set aside as {aside}")
     try:
-        facts = {"run": places.run} | found.header.facts
-        revision, saved, items = found.header.revision, found.saved, found.items
-        ledger = SqliteLedger.create(places.ledger, found.attempts, facts, found.effects, revision, saved, items)
+        ledger = SqliteLedger.create(places.ledger, found.holdings(places.run))
     except ValueError as exc:
         raise _hopeless(places, f"{places.ledger}: missing, and {places.checkpoint}: {exc}") from exc
     if found.header.revision:

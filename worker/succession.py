@@ -40,35 +40,34 @@ class Predecessor(NamedTuple):
     machine_died: bool
 
 
+class Kept(NamedTuple):
+    """Where a run is written down, and who is told of it."""
+
+    store: Ledger
+    places: Places
+    results: Results
+    journal: Journal
+
+
+class Ways(NamedTuple):
+    """How the ledger is asked, how time passes, and who is told what became of an attempt."""
+
+    persist: Callable[[Callable[[], Any]], Any]
+    wait: Callable[[float], None]
+    tell: Callable[[str, int, Verdict], None]
+
+
 class Succession:
     """Takes over attempts, by their rows in the ledger."""
 
     def __init__(
-        self,
-        standing: Standing,
-        crew: Crew,
-        slots: Slots,
-        store: Ledger,
-        places: Places,
-        results: Results,
-        journal: Journal,
-        persist: Callable[[Callable[[], Any]], Any],
-        wait: Callable[[float], None],
-        tell: Callable[[str, int, Verdict], None],
-        boot: str,
-        before: Predecessor,
+        self, standing: Standing, crew: Crew, slots: Slots, kept: Kept, ways: Ways, boot: str, before: Predecessor
     ) -> None:
-        """`tell` says what became of an attempt."""
         self._standing = standing
         self._crew = crew
         self._slots = slots
-        self._ledger = store
-        self._places = places
-        self._results = results
-        self._journal = journal
-        self._persist = persist
-        self._wait = wait
-        self._tell = tell
+        self._ledger, self._places, self._results, self._journal = kept
+        self._persist, self._wait, self._tell = ways
         self._boot = boot
         self._before = before
         self._reasons: dict[str, tuple[Reason, str]] = {}  # why attempts do not go on, where that is not plain

@@ -130,12 +130,13 @@ def _read_ledger(path: str) -> _Copy:
 
 
 def _read_checkpoint(path: str) -> _Copy:
-    head, attempts, effects, saved, items = checkpoint.load(path)
+    found = checkpoint.load(path)
+    head = found.header
     try:
-        SqliteLedger.rehearse(attempts, head.facts, effects, head.revision, saved, items)
+        SqliteLedger.rehearse(found.holdings(head.run))
     except ValueError as exc:
         raise _Broken(str(exc)) from exc
-    known = knowledge.of(head.run, head.revision, (row for row, _ in attempts), effects)
+    known = knowledge.of(head.run, head.revision, (row for row, _ in found.attempts), found.effects)
     written = clock.unstamp(head.written)
     return _Copy(known, os.stat(path).st_mtime if written is None else written)
 

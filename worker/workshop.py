@@ -37,7 +37,7 @@ from worker.standing import Standing
 from worker.stateguard import StateGuard
 from worker.status import Outcomes
 from worker.steward import Steward
-from worker.succession import Predecessor, Succession
+from worker.succession import Kept, Predecessor, Succession, Ways
 from worker.systemd import Notifier
 from worker.tasklist import Tasklist
 from worker.voice import Voice
@@ -128,8 +128,8 @@ class Workshop:
         self.broker.changed = self.companions.changed
         self.errands.meanwhile = self._listen
         self.succession = Succession(
-            self.standing, self.crew, self.slots, self.ledger, self.places, self.results, self.journal,
-            self.persist, self.watchdog.wait, self.voice.ended, self.boot, self.before,
+            self.standing, self.crew, self.slots, Kept(self.ledger, self.places, self.results, self.journal),
+            Ways(self.persist, self.watchdog.wait, self.voice.ended), self.boot, self.before,
         )  # fmt: skip
 
     def persist(self, action: Callable[[], T]) -> T:

@@ -27,7 +27,7 @@ from worker.events import Events, Signals
 from worker.folder import Places
 from worker.journal import Journal
 from worker.keeper import Keeper
-from worker.ledger import DONE, Claim, Ending, Row
+from worker.ledger import DONE, Claim, Ending, Holdings, Row
 from worker.ledger.sqlite import SqliteLedger
 
 SLICE = 200  # steps of the yardstick between two slices of the worker's
@@ -84,7 +84,7 @@ def bench_beside(folder: Path) -> None:
     rows = [
         (Row(n, f"s@{n}", 1, "0123456789abcdef", 1.0, "boot", DONE, *_ENDED), b"a result\n") for n in range(1, 100_001)
     ]
-    ledger = SqliteLedger.create(str(place / "ledger.db"), rows, {"run": "list"})
+    ledger = SqliteLedger.create(str(place / "ledger.db"), Holdings(rows, {"run": "list"}))
     loop: list[float] = []
     events = Events()
 

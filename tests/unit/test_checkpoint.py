@@ -9,7 +9,7 @@ from tests.plans import ENDED, sealed
 from tests.unit.test_fromcopy import agentctl
 from worker import checkpoint
 from worker.checkpoint import CheckpointError
-from worker.ledger import DONE, FAILED, Claim, Row, Saved
+from worker.ledger import DONE, FAILED, Claim, Holdings, Row, Saved
 from worker.ledger.sqlite import SqliteLedger
 
 
@@ -60,7 +60,7 @@ def test_what_steps_have_saved_and_learnt_travels_along(tmp_path: Path) -> None:
 
     found = checkpoint.load(path)
     other = SqliteLedger.create(
-        str(tmp_path / "other.db"), found.attempts, {}, found.effects, 99, found.saved, found.items
+        str(tmp_path / "other.db"), Holdings(found.attempts, {}, found.effects, 99, found.saved, found.items)
     )
 
     assert list(other.saved()) == files
@@ -105,7 +105,7 @@ def test_each_attempt_is_a_line_of_its_own(tmp_path: Path, monkeypatch: pytest.M
         for output in [outputs[n % len(outputs)]]
         for size in [9 if output is None else len(output)]
     ]  # fmt: skip
-    store = SqliteLedger.create(str(tmp_path / "ledger.db"), rows, {"run": "demo"})
+    store = SqliteLedger.create(str(tmp_path / "ledger.db"), Holdings(rows, {"run": "demo"}))
     expected, left = [], room
     for row, (_, output) in zip(store.rows(), rows, strict=True):
         usual = checkpoint._DEFAULT_VALUES

@@ -16,7 +16,7 @@ from tests.plans import ENDED
 from tests.support import ROOT, Worker, ends, hear
 from worker import checkpoint, config, copies
 from worker.errors import ConfigError
-from worker.ledger import Claim
+from worker.ledger import Claim, Holdings
 from worker.ledger.sqlite import SqliteLedger
 
 
@@ -147,7 +147,7 @@ def test_f12_a_slow_copy_of_a_dead_worker_comes_to_nothing(worker: MakeWorker) -
 def source(tmp_path: Path) -> str:
     """A ledger with one attempt that is open."""
     path = str(tmp_path / "ledger.db")
-    with contextlib.closing(SqliteLedger.create(path, facts={"run": "demo"})) as store:
+    with contextlib.closing(SqliteLedger.create(path, Holdings(facts={"run": "demo"}))) as store:
         store.record([], [Claim("a", 1, "abc", 1000.0, "boot")])
     return path
 

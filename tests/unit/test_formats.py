@@ -10,7 +10,7 @@ import pytest
 from worker import checkpoint
 from worker.errors import StateError
 from worker.folder import Places
-from worker.ledger import Heard, Saved
+from worker.ledger import Heard, Holdings, Saved
 from worker.ledger.effects import GRANTED
 from worker.ledger.sqlite import VERSION, SqliteLedger
 from worker.resume import open_ledger
@@ -143,7 +143,7 @@ def test_effects_travel_in_the_checkpoint(tmp_path: Path) -> None:
     checkpoint.write(str(tmp_path / "checkpoint.json"), "demo", ledger)
     ledger.close()
     found = checkpoint.load(str(tmp_path / "checkpoint.json"))
-    other = SqliteLedger.create(str(tmp_path / "two.db"), found.attempts, {}, found.effects)
+    other = SqliteLedger.create(str(tmp_path / "two.db"), Holdings(found.attempts, {}, found.effects))
     assert other.effects.claim("text", "p", "s", 60.0, False).effect.result == b"a result\n"
     assert other.effects.claim("bytes", "p", "s", 60.0, False).effect.result == b"\xff\x00"
     assert other.effects.claim("open", "p", "s", 60.0, False).verdict == "unknown"

@@ -14,7 +14,7 @@ from tests.plans import ENDED
 from worker import folder, member, mounts, resume
 from worker.errors import StateError
 from worker.folder import Places
-from worker.ledger import Claim, Ledger
+from worker.ledger import Claim, Holdings, Ledger
 from worker.ledger.sqlite import SqliteLedger, database
 from worker.ledger.sqlite.database import connect, log, strange_log
 
@@ -216,7 +216,7 @@ def test_a_ledger_put_beside_the_journal_of_another_one_is_not_changed_by_it(
     write(old, "a")
     old.close()
     cut_off(root / "ledger.db", program)
-    other = SqliteLedger.create(str(tmp_path / "other.db"), facts={"run": "demo"})
+    other = SqliteLedger.create(str(tmp_path / "other.db"), Holdings(facts={"run": "demo"}))
     write(other, "a", "b", "c")
     for number in range(9):
         other.note({"more": str(number) * 9000})

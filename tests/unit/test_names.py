@@ -11,7 +11,7 @@ from tests.plans import sealed
 from worker import checkpoint, resume, verify
 from worker.errors import STATE_UNUSABLE, StateError
 from worker.folder import Places
-from worker.ledger import Claim, Ending, LedgerCorrupt, Saved
+from worker.ledger import Claim, Ending, Holdings, LedgerCorrupt, Saved
 from worker.ledger.sqlite import SqliteLedger
 from worker.restore import restore
 
@@ -21,7 +21,7 @@ PATHS = ["../../evil", "/etc/evil", "a/b", "..", ".", "", ".hidden", "nul\0", "x
 def made(root: Path) -> SqliteLedger:
     """Return a ledger in `root` with one step that is done and keeps a file."""
     root.mkdir(exist_ok=True)
-    ledger = SqliteLedger.create(str(root / "ledger.db"), facts={"run": "r"})
+    ledger = SqliteLedger.create(str(root / "ledger.db"), Holdings(facts={"run": "r"}))
     ledger.record([], [Claim("honest", 1, "abc", 1000.0, "boot")])
     ledger.save_files("honest", [Saved("honest", "state", b"kept", 4, 1000.0)])
     ledger.record([Ending("honest", 1, "done", False, False, "", 0, 1001.0, output=b"r", output_size=1)], [])

@@ -16,7 +16,7 @@ from tests.conftest import MakeWorker
 from tests.plans import sealed
 from tests.support import ROOT, Worker
 from worker import checkpoint, cli, ledger, mounts, swap
-from worker.ledger import Claim
+from worker.ledger import Claim, Holdings
 from worker.ledger.sqlite import SqliteLedger
 
 RUN = "run: demo\ntasks:\n  - {id: s, foreach: {range: 1-4}, run: 'echo $AGENT_ITEM; cat ../go'}\n"
@@ -132,7 +132,7 @@ def test_whoever_reads_an_export_slowly_holds_up_no_worker(tmp_path: Path, monke
     With a rollback journal nobody can write while somebody reads; what has been read is passed on after that.
     """
     monkeypatch.setattr(mounts, "kind", lambda _path: "nfs4")
-    with contextlib.closing(SqliteLedger.create(str(tmp_path / "ledger.db"), facts={"run": "demo"})) as store:
+    with contextlib.closing(SqliteLedger.create(str(tmp_path / "ledger.db"), Holdings(facts={"run": "demo"}))) as store:
         store.record([], [Claim(f"s@{n}", 1, "abc", 1000.0, "boot") for n in range(3000)])  # more than a pipe holds
         command = [sys.executable, "-m", "worker", "export", "--state", str(tmp_path)]
         with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE) as reading:

@@ -8,6 +8,7 @@ import pytest
 
 from worker import checkpoint
 from worker.errors import StateError
+from worker.ledger import Holdings
 from worker.ledger.sqlite import SqliteLedger
 from worker.supervise import copy, record, sound
 from worker.supervise.record import Moment
@@ -113,7 +114,7 @@ def test_a_real_checkpoint_is_taken(tmp_path: Path) -> None:
     """
     What the worker writes is what is read here.
     """
-    ledger = SqliteLedger.create(str(tmp_path / "ledger.db"), [], {"run": "job"}, [])
+    ledger = SqliteLedger.create(str(tmp_path / "ledger.db"), Holdings(facts={"run": "job"}))
     checkpoint.write(str(tmp_path / "real.json"), "job", ledger)
     ledger.close()
     assert take(tmp_path, (tmp_path / "real.json").read_bytes()) == ""

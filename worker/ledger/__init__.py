@@ -6,9 +6,10 @@ else (how many failures count, what is waiting) is derived from the rows, so not
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from worker.ledger.effects import Effects
+from worker.ledger.effects import Effect, Effects
 
 DONE, FAILED, STALLED, INTERRUPTED = "done", "failed", "stalled", "interrupted"
 DEFERRED, AGAIN = "deferred", "again"  # the step said "not now", or "restart me fresh"
@@ -144,6 +145,17 @@ class Saved(NamedTuple):
     content: bytes | None
     size: int
     at: float
+
+
+class Holdings(NamedTuple):
+    """What a run holds, of which a ledger is made: its attempts with their inline outputs, and all beside them."""
+
+    rows: Sequence[tuple[Row, bytes | None]] = ()
+    facts: Mapping[str, str] = MappingProxyType({})
+    effects: Sequence[Effect] = ()
+    revision: int = 0
+    saved: Sequence[Saved] = ()
+    items: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class Recorded(NamedTuple):

@@ -67,8 +67,7 @@ def read(path: str) -> Sound | str:
         if fault:
             raise CheckpointError(fault)
         checkpoint.header(path)  # its end, too
-        _head, attempts, effects, saved, items = found
-        SqliteLedger.rehearse(attempts, found.header.facts, effects, found.header.revision, saved, items)
+        SqliteLedger.rehearse(found.holdings(found.header.run))
     except FileNotFoundError:
         raise
     except (CheckpointError, ValueError) as exc:

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from worker import files, points
 from worker.errors import StateError
-from worker.ledger import DONE, MOVED, Claim, Ending, Heard, Recorded, Row, Saved
-from worker.ledger.effects import Effect
+from worker.ledger import DONE, MOVED, Claim, Ending, Heard, Holdings, Recorded, Row, Saved
 from worker.ledger.sqlite import checks, mark
 from worker.ledger.sqlite.database import LOGS, Database, approach, connect, errors, prepare, reading, transaction
 from worker.ledger.sqlite.effects import SqliteEffects
@@ -61,62 +60,37 @@ class SqliteLedger:
         self._mark: Mark | None = None
 
     @classmethod
-    def create(
-        cls,
-        path: str,
-        rows: Sequence[tuple[Row, bytes | None]] = (),
-        facts: Mapping[str, str] | None = None,
-        effects: Sequence[Effect] = (),
-        revision: int = 0,
-        saved: Sequence[Saved] = (),
-        items: Mapping[str, Sequence[str]] | None = None,
-    ) -> "SqliteLedger":
+    def create(cls, path: str, holdings: Holdings = Holdings()) -> "SqliteLedger":  # noqa: B008 - nothing changes it
         """Make a new ledger that holds all this.  The file has its final name only once it is complete.
 
-        Its revision is `revision` at least, so that it grows on where that of a checkpoint ended.  Raises ValueError
-        for rows that no ledger can hold, leaving no file.
+        Its revision is that of `holdings` at least, so that it grows on where that of a checkpoint ended.  Raises
+        ValueError for rows that no ledger can hold, leaving no file.
         """
         temp = f"{path}.new"
         for suffix in SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temp + suffix)
         with errors(), contextlib.closing(connect(temp, "rwc")) as db:
-            cls(temp, db)._fill(rows, facts or {}, effects, revision, saved, items or {})
+            cls(temp, db)._fill(holdings)
         os.chmod(temp, 0o640)
         files.adopt(temp, path)
         return cls.open(path)
 
     @classmethod
-    def rehearse(
-        cls,
-        rows: Sequence[tuple[Row, bytes | None]],
-        facts: Mapping[str, str],
-        effects: Sequence[Effect],
-        revision: int,
-        saved: Sequence[Saved],
-        items: Mapping[str, Sequence[str]],
-    ) -> None:
+    def rehearse(cls, holdings: Holdings) -> None:
         """Do in memory what `create` does; raises ValueError as that does."""
         with errors(), contextlib.closing(connect(":memory:", "rwc")) as db:
-            cls(":memory:", db)._fill(rows, facts, effects, revision, saved, items)
+            cls(":memory:", db)._fill(holdings)
 
-    def _fill(
-        self,
-        rows: Sequence[tuple[Row, bytes | None]],
-        facts: Mapping[str, str],
-        effects: Sequence[Effect],
-        revision: int,
-        saved: Sequence[Saved],
-        items: Mapping[str, Sequence[str]],
-    ) -> None:
+    def _fill(self, holdings: Holdings) -> None:
         self._db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
-        self.restore(rows)
-        self.effects.restore(effects)
-        self.restore_saved(saved)
-        for task, added in items.items():
+        self.restore(holdings.rows)
+        self.effects.restore(holdings.effects)
+        self.restore_saved(holdings.saved)
+        for task, added in holdings.items.items():
             self.add_items(task, added)
-        self.note(dict(facts))
-        self.effects.skip(revision - self.revision())
+        self.note(dict(holdings.facts))
+        self.effects.skip(holdings.revision - self.revision())
 
     @classmethod
     def open(cls, path: str, read_only: bool = False, examined: bool = False) -> "SqliteLedger":
