@@ -481,6 +481,7 @@ class Attempt:
             "number": self.number,
             "claimed": self.claimed,
             "note": self._note,
+            "notify": self.slot.socket.path,
             "secrets": self._secrets,
             "started": [self.started, self.started_wall],
             "ask_first": self._ask_first,

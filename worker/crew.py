@@ -118,7 +118,7 @@ class Crew:
         Return False if it cannot be: then its processes are still to be ended.
         """
         try:
-            slot = self._slots.take_over(number)
+            slot = self._slots.take_over(number, memo.get("notify"))
         except (LookupError, OSError):
             return False
         attempt = self._attempt(step, row, slot, bool(memo.get("ask_first")))

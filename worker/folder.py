@@ -101,8 +101,12 @@ class Places(NamedTuple):
         """Where the log of the step in a slot grows."""
         return f"{self.root}/log/.part-{slot}"
 
-    def notify(self, slot: int) -> str:
-        return f"{self.runtime}/notify.{slot}"
+    def notify(self, slot: int, secret: str = "") -> str:
+        """Where the notify socket of a slot is: in a folder whose name no other step knows.
+
+        Without a secret it is where workers of earlier versions had it.
+        """
+        return f"{self.runtime}/notify.{slot}" + (f".{secret}/s" if secret else "")
 
     def given(self, slot: int) -> str:
         """A folder with what the step in a slot is to read."""
@@ -149,7 +153,7 @@ def prepare(root: str, runtime: str | None) -> str:
             raise  # there is nowhere to begin; else it is waited out later, beside what can be done already
     if runtime is None:
         runtime = f"{root}/run"
-        if len(os.fsencode(f"{runtime}/notify.00000")) > _SOCKET_PATH_MAX:
+        if len(os.fsencode(f"{runtime}/notify.00000.{16 * '0'}/s")) > _SOCKET_PATH_MAX:
             runtime = _short_runtime(root)
     try:
         os.makedirs(runtime, mode=0o700, exist_ok=True)

@@ -42,6 +42,7 @@ _AT_A_TIME = 64
 _INHERITED_MAX = 4 * _BARRIERS_MAX
 TAKEN, REFUSED = b"+", b"-"
 _ID = re.compile(r"[0-9A-Za-z]{1,32}")
+_CONTROL = "../control"
 # More than wait in any queue (net.unix.max_dgram_qlen) of a step that has ended.
 _TO_THE_END = 8192
 
@@ -78,6 +79,7 @@ class NotifySocket:
         self._barriers: list[int] = []
         self._asking: list[int] = []  # sockets on which messages are to be acknowledged
         self._inode = -1
+        self._way: str | None = None
         if fd is not None:
             self._socket = socket.socket(fileno=fd)
             sender.ask_for(self._socket)
@@ -87,21 +89,41 @@ class NotifySocket:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        folder, name = os.path.split(path)
+        at = os.open(folder or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             sender.ask_for(self._socket)
-            self._socket.bind(path)
+            self._socket.bind(f"/proc/self/fd/{at}/{name}")  # /proc/net/unix shows it to all as it is said here
             self._inode = os.stat(path).st_ino
         except OSError:
             self._socket.close()
             raise
+        finally:
+            os.close(at)
+
+    @classmethod
+    def in_folder(cls, path: str) -> "NotifySocket":
+        """Bind one in a folder of its own, from which a link leads to the control socket beside that (worker/once.py).
+
+        The folder is made if it is not there.  Raises OSError.
+        """
+        folder = os.path.dirname(path)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        made = cls(path)
+        made._way = f"{folder}/control"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(made._way)
+        os.symlink(_CONTROL, made._way)
+        return made
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def in_place(self) -> bool:
-        """Return whether the path still leads to this socket."""
+        """Return whether the path still leads to this socket, and whoever has it to the control socket."""
         try:
-            return os.stat(self.path).st_ino == self._inode
+            there = os.stat(self.path).st_ino == self._inode
+            return there and (self._way is None or os.readlink(self._way) == _CONTROL)
         except OSError:
             return False
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from worker import lastwords, plan
+from worker import deeptree, lastwords, plan
 from worker.confine import Confinement, Own
 from worker.credentials import Vault
 from worker.folder import Places
@@ -75,8 +75,9 @@ class Slot:
         Raises OSError.
         """
         if not self.socket.in_place():  # a step has removed it
-            os.makedirs(os.path.dirname(self.socket.path), mode=0o700, exist_ok=True)
-            gone, self.socket = self.socket, NotifySocket(self.socket.path)
+            inside = os.path.dirname(self.socket.path) != self._places.runtime  # not as an older worker had it
+            make = NotifySocket.in_folder if inside else NotifySocket
+            gone, self.socket = self.socket, make(self.socket.path)
             gone.close(unlink=False)
             if self.shelter is not None:
                 self.shelter.keep_socket(self.socket.fileno())
@@ -153,6 +154,9 @@ class Slot:
     def close(self) -> None:
         """Remove the socket, the spare folder and the files of output that never was."""
         self.socket.close()
+        folder = os.path.dirname(self.socket.path)
+        if folder != self._places.runtime:
+            deeptree.remove(folder)
         self.output.close()
         self.log.close()
         self.owner.close()

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from worker import clock, errands, process, requester, sentinel, shelter
+from worker import clock, deeptree, errands, process, requester, sentinel, shelter
 from worker.cgroup import Tree
 from worker.folder import Places
 from worker.shelter import Shelter
@@ -51,6 +51,7 @@ class Slots:
         self._stored = dict(stored)
         self._means = means or Means.of(places, {}, lambda _text: None)
         self._used: set[int] = set()
+        self._met: set[str] = set()  # what their sockets are in the runtime folder
         self._free: list[Slot] = []
         self._seen = -1
         if tree is not None:
@@ -95,7 +96,7 @@ class Slots:
                 return slot
             slot.shelter.group.kill()  # somebody has put himself there
         number = next(n for n in range(len(self._used) + 1) if n not in self._used)
-        socket = NotifySocket(self._places.notify(number))
+        socket = NotifySocket.in_folder(self._places.notify(number, os.urandom(8).hex()))
         home = None
         if self.tree is not None:
             try:
@@ -104,6 +105,7 @@ class Slots:
                 socket.close()
                 raise
         self._used.add(number)
+        self._met.add(_entry(socket, self._places))
         return Slot(number, self._places, socket, self._means, home, self._inherited)
 
     def give(self, slot: Slot) -> None:
@@ -118,9 +120,10 @@ class Slots:
             if memo is not None:
                 yield number, memo
 
-    def take_over(self, number: int) -> Slot:
+    def take_over(self, number: int, notify_path: str | None) -> Slot:
         """Return a slot in which a step has outlived the last worker.
 
+        `notify_path`: where its notify socket is, as that worker's memo says; None if it was one of an earlier version.
         Raises LookupError if systemd has not kept all of its descriptors, and OSError.
         """
         assert self.tree is not None
@@ -130,7 +133,9 @@ class Slots:
         for name in names:
             del self._stored[name]
         self._used.add(number)
-        return Slot(number, self._places, NotifySocket(self._places.notify(number), notify), self._means, home)
+        socket = NotifySocket(notify_path or self._places.notify(number), notify)
+        self._met.add(_entry(socket, self._places))
+        return Slot(number, self._places, socket, self._means, home)
 
     def end_others(self, going_on: Collection[int], wait: Callable[[float], None]) -> list[str]:
         """End every step that is not in one of the slots `going_on`; return the names of its processes."""
@@ -150,6 +155,9 @@ class Slots:
             if number not in self._used:  # those of ours are open
                 os.unlink(path)
         with contextlib.suppress(OSError):
+            for name in os.listdir(self._places.runtime):
+                if name.startswith("notify.") and name not in self._met:
+                    deeptree.remove(f"{self._places.runtime}/{name}")
             self._means.vault.clear_others(self._used)
         return names
 
@@ -163,6 +171,11 @@ class Slots:
         if self._seen >= 0:
             os.close(self._seen)
             self._seen = -1
+
+
+def _entry(socket: NotifySocket, places: Places) -> str:
+    """Return the name of what is in the runtime folder for a notify socket: its folder, or itself."""
+    return os.path.relpath(socket.path, places.runtime).split("/")[0]
 
 
 def _kill_latecomers(tree: Tree, places: Places) -> None:

@@ -1,5 +1,7 @@
 """Steps under one worker in the foreground: what one of them says of another is not believed."""
 
+import os
+import re
 import sys
 
 from tests.conftest import MakeWorker
@@ -97,3 +99,28 @@ tasks:
     with open(w.state / "work/gate", "w") as gate:
         gate.write("go\n")
     w.wait()
+
+
+def test_s13_the_path_of_a_socket_is_a_secret_of_its_step(worker: MakeWorker) -> None:
+    """
+    S13: it cannot be guessed, nor read in /proc/net/unix; what one step makes of it is mended for the next.
+    """
+    breaks = 'dirname "$NOTIFY_SOCKET"; rm -r "$(dirname "$NOTIFY_SOCKET")"'
+    w = worker(f"""
+run: paths
+defaults: {{env: {{PYTHONPATH: {ROOT}, CTL: {sys.executable} -m worker}}}}
+tasks:
+  - {{id: first, run: 'dirname "$NOTIFY_SOCKET"; $CTL once k -- echo one; cat /proc/net/unix >net'}}
+  - {{id: breaks, run: '{breaks}'}}
+  - {{id: last, run: '$CTL once l -- echo two; $CTL spend 3'}}
+""")
+    assert w.run() == 0, w.lines
+    folder, said = w.output("first").decode().splitlines()
+    assert said == "one"
+    assert re.fullmatch(rf"{re.escape(str(w.state))}/run/notify\.0\.[0-9a-f]{{16}}", folder), folder
+    shown = (w.state / "work/net").read_text()
+    assert "/proc/self/fd/" in shown
+    assert folder not in shown, "the kernel shows the path to all"
+    assert w.output("last") == b"two\n"
+    assert [row.spend for row in w.rows()] == [0.0, 0.0, 3.0]
+    assert not os.path.exists(folder)

@@ -32,12 +32,11 @@ def test_e7_a_state_folder_that_lies_deep_has_one_runtime_folder_for_ever(tmp_pa
     for _ in range(2):
         done = run(tmp_path, "--state", str(state))
         assert done.returncode == 0, done.stderr
-        sockets.append((state / "out/a").read_text())
+        sockets.append(Path((state / "out/a").read_text().strip()))
         for name in ("ledger.db", "ledger.db.mark", "checkpoint.json", "out/a"):  # begin anew
             (state / name).unlink()
 
-    assert sockets[0] == sockets[1]
-    runtime = Path(sockets[0]).parent
+    (runtime,) = {socket.parent.parent for socket in sockets}
     assert str(runtime).startswith("/tmp/agent-") and runtime.stat().st_mode & 0o777 == 0o700
     shutil.rmtree(runtime)
 
