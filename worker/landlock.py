@@ -12,6 +12,7 @@ import functools
 import os
 import stat
 import struct
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -76,16 +77,19 @@ class Ruleset:
 
 
 def within(ruleset: int, action: Callable[[], T]) -> T:
-    """Return `action()`, called by a thread that has entered the ruleset with this descriptor and ends after it.
+    """Return `action()`, called by a thread that has entered the ruleset with this descriptor and has ended since.
 
+    What it has started could send signals to that thread, and so end this process: hold that up until this returns.
     Raises what the action raises, and OSError.
     """
     ended = _thread.allocate_lock()
     ended.acquire()
     results: list[T] = []
+    threads: list[int] = []
     faults: list[BaseException] = []
 
     def work() -> None:
+        threads.append(_thread.get_native_id())
         try:
             _enter(ruleset)
             results.append(action())
@@ -99,6 +103,8 @@ def within(ruleset: int, action: Callable[[], T]) -> T:
     except RuntimeError as exc:  # its word for want of memory or processes
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from exc
     ended.acquire()
+    while os.path.exists(f"/proc/self/task/{threads[0]}"):  # it still has to take its leave of the interpreter
+        time.sleep(0)
     if faults:
         raise faults[0]
     return results[0]

@@ -29,6 +29,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _ENV_END = 48  # the place of env_end behind the name, in /proc/PID/stat (proc(5))
 _BEGAN = 19  # that of starttime
 _DIGITS = 9  # of a process's number
+_GATE = 'read -r go <&3; exec 3<&-; exec "$@"'
 _EXECVE = 0.1  # seconds
 
 # Time for killed processes to vanish before they are looked for again.
@@ -166,7 +167,10 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, ruleset: int | 
             read, write = os.pipe2(os.O_CLOEXEC)
             reads.append(read)
             writes.append(write)
-        pid = launch(program, argv, env, cwd, writes[0], writes[1], ruleset=ruleset)
+        if ruleset is None:
+            pid = launch(program, argv, env, cwd, writes[0], writes[1])
+        else:
+            pid = _launch_behind_gate(program, argv, env, cwd, (writes[0], writes[1]), ruleset)
     except (SpawnError, OSError):
         for fd in reads:
             os.close(fd)
@@ -178,6 +182,29 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, ruleset: int | 
     os.set_blocking(out_read, False)
     os.set_blocking(err_read, False)
     return Child(pid, Pipes(out_read, err_read))
+
+
+def _launch_behind_gate(
+    program: str, argv: Sequence[str], env: Mapping[str, str], cwd: str, writes: tuple[int, int], ruleset: int
+) -> int:
+    """Start a confined program as `launch` does; it begins when no thread of ours is in its ruleset any more.
+
+    It could end this process by a signal to that one.  Raises SpawnError and OSError.
+    """
+    import fcntl
+
+    if not os.access(program, os.X_OK):
+        reason = "Permission denied" if os.path.exists(program) else "No such file or directory"
+        raise SpawnError(cannot_start(program, cwd, reason))
+    gate, gatekeeper = os.pipe2(os.O_CLOEXEC)
+    held = [gate, gatekeeper]
+    try:
+        held.append(fcntl.fcntl(gate, fcntl.F_DUPFD_CLOEXEC, 10))
+        words = ["sh", "-c", _GATE, "sh", program, *argv[1:]]
+        return launch("/bin/sh", words, env, cwd, *writes, others=held[2:], ruleset=ruleset)
+    finally:
+        for fd in held:
+            os.close(fd)
 
 
 def launch(

@@ -101,15 +101,17 @@ class Shelter:
         # Opened anew, so that what one program makes of them (O_NONBLOCK) is nothing to the next.
         paths = [f"/proc/self/fd/{fd}" for fd in self.pipes[:2]]
         writes: list[int] = []
+        gate, gatekeeper = os.pipe2(os.O_CLOEXEC)
         try:
             for path in paths:
                 writes.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
             # Where the leader is confined it could not open these itself.
             writes.append(_high(_writable(self._report())))
             writes.append(_high(_writable(self.group.procs)))
+            writes.append(_high(os.dup(gate)))
             return process.launch("/bin/sh", words, env, cwd, writes[0], writes[1], others=writes[2:], ruleset=ruleset)
         finally:
-            for fd in writes:
+            for fd in (gate, gatekeeper, *writes):  # the program begins: no thread of ours is in its ruleset any more
                 os.close(fd)
 
     def report(self) -> Report | None:

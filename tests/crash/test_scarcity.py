@@ -161,7 +161,7 @@ def test_what_the_leader_of_a_program_says_is_understood(tmp_path: Path) -> None
         def lead(program: str, *prefix: str) -> str:
             report = folder / "report"
             report.unlink(missing_ok=True)
-            opened = ["sh", "-c", 'exec "$@" 3>report 4>/dev/null', "sh"]
+            opened = ["sh", "-c", 'exec "$@" 3>report 4>/dev/null 5</dev/null', "sh"]
             command = [*opened, "setpriv", "--reuid=54321", "--clear-groups", *prefix, "sh", str(folder / "leader.sh")]
             done = subprocess.run([*command, program], cwd=folder, capture_output=True)
             return scarcity.of_leader(report.read_text(), done.returncode)

@@ -2,18 +2,22 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.plans import task
 from worker import confine, gitfolders, landlock, process, shelf, textfile
+from worker.cgroup import Group
 from worker.confine import Confinement, Own
 from worker.credentials import Vault
 from worker.errors import ConfigError
 from worker.folder import Places
 from worker.homes import Homes
+from worker.shelter import Shelter
+from worker.systemd import Notifier
 from worker.task import Confine, Expect, Task
 
 UNIT = {"AGENT_UNIT": "agent.service"}
@@ -122,6 +126,51 @@ def test_the_same_ruleset_serves_until_something_has_changed(places: Places) -> 
     os.rmdir(places.state("a"))
     os.mkdir(places.state("a"))
     assert made() != first
+    confinement.close()
+
+
+@needs_landlock
+@pytest.mark.parametrize("sheltered", [False, True])
+def test_a_program_begins_when_no_thread_of_the_worker_is_confined_with_it(
+    places: Places, sheltered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    S13: in the ruleset of that thread a program could end the worker by a signal to it; 299 of 400 found it there.
+    """
+    within = landlock.within
+    made, threads = f"{places.state('a')}/made", []
+
+    def slow(ruleset: int, action: Callable[[], int]) -> int:
+        def watched() -> int:
+            threads.append(threading.get_native_id())
+            pid = action()
+            while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+                pass  # it has come to its gate, or to its end
+            assert not os.path.exists(made)
+            return pid
+
+        pid = within(ruleset, watched)
+        assert not os.path.exists(f"/proc/self/task/{threads[-1]}")
+        return pid
+
+    monkeypatch.setattr(landlock, "within", slow)
+    confinement = Confinement(places, UNIT, print)
+    ruleset = confinement.ruleset(task("a"), places.work, {}, Own((places.state("a"),), ()))
+    argv, env = ["/bin/sh", "-c", f"echo x >{made}; sleep 600 & kill $!; wait; exit 7"], {"PATH": "/usr/bin:/bin"}
+    if sheltered:
+        Path(places.runtime, "slot-0").mkdir()
+        pipes = [os.open("/dev/null", os.O_RDWR) for _ in range(2)]
+        home = Shelter(Group(f"{places.runtime}/slot-0"), Notifier({}, print), places, 0, *pipes)
+        home.announce(dict)
+        pid = home.spawn(argv, env, places.work, ruleset)
+    else:
+        pid = process.spawn(argv, env, places.work, ruleset).pid
+    _pid, status = os.waitpid(pid, 0)
+    assert (os.waitstatus_to_exitcode(status), os.path.exists(made)) == (7, True)
+    if sheltered:
+        found = home.report()
+        assert found is not None and (found.pid, found.status) == (pid, 7)
+        home.close()
     confinement.close()
 
 
