@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -34,6 +35,8 @@ def export(file: str, root: str, unit: Installed | None) -> str | None:
         privileges.give_up(root)
         _print(root, unit)
         return None
+    if not os.path.isdir(folder := os.path.dirname(os.path.abspath(file))):
+        raise AgentError(f"{folder}: there is no such folder", f"make it: mkdir -p {shlex.quote(folder)}")
     try:
         if os.geteuid() == 0:
             said = _by_two(os.path.abspath(file), root, unit)

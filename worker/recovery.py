@@ -56,7 +56,7 @@ def judge_unclosed(
         reason: Reason = "reboot" if row.boot != boot else "stop" if stopped else "worker"
         why = f"the worker died with it ({ended})" if reason == "worker" and ended else ""
         if row.boot == MOVED:
-            why = "it was at work when the copy was made that the run goes on from"
+            why = "it was at work when the copy was made"
         if not mine:
             reason, why = "lease", f"its worker {row.worker} was not heard of"
         elif row.step in reasons:

@@ -84,7 +84,7 @@ def _open(name: str) -> _Source:
         return _Source("standard input", None, None, sys.stdin.buffer.read())
     path = os.path.abspath(name)
     with privileges.of_owner(path):
-        return _open_file(name, path)
+        return _open_file(path, path)
 
 
 def _open_file(name: str, path: str) -> _Source:
@@ -112,9 +112,22 @@ def _open_file(name: str, path: str) -> _Source:
 
 def _advice(exc: OSError, path: str) -> str:
     """Return what to do about a copy of root's that lies in another user's folder, where only he counts."""
+    if isinstance(exc, FileNotFoundError | NotADirectoryError):
+        return missing_hint(path)
     if not isinstance(exc, PermissionError) or os.getuid() != 0:
-        return ""
+        return "use sudo" if isinstance(exc, PermissionError) else ""
     return f"the folder is not root's, so only what its owner may read counts: sudo mv {shlex.quote(path)} /root/"
+
+
+def missing_hint(path: str) -> str:
+    """Return what to do about a copy that is not there, with the nearest folder that is."""
+    folder = os.path.dirname(path)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    quoted = shlex.quote(path)
+    return (
+        f"see what is there: ls -l {shlex.quote(folder)}; where the run is, this writes one: agentctl export {quoted}"
+    )
 
 
 def _run_of(config_path: str) -> tuple[str, str, bool] | None:

@@ -34,6 +34,7 @@ def verify(paths: Sequence[str], root: str, unit: Installed | None) -> int:
 
     `root`: the state folder of the run that goes on here, if it does.
     """
+    paths = [os.path.abspath(path) for path in paths]
     if os.geteuid() != 0:
         return _verify([(path, _named(path)) for path in paths], {}, _here(root, unit))
     asked = []
@@ -92,7 +93,9 @@ def _lay_out(name: str, opened: dict[str, int], private: str) -> str:
 
 def _look(path: str, names: list[str], places: Mapping[str, str], here: Known | None) -> list[str]:
     if not names:
-        raise _Broken(f"there is no {_LEDGER} and no {_CHECKPOINT} in it")
+        raise _Broken(
+            f"there is no {_LEDGER} and no {_CHECKPOINT} in it; {restore.missing_hint(f'{path}/{_CHECKPOINT}')}"
+        )
     found = [_read(places.get(name, name)) for name in names]
     lines = [_line(name, copy, here) for name, copy in zip(names, found, strict=True)]
     if len(found) == 2:
@@ -114,6 +117,8 @@ def _read(path: str) -> _Copy:
         found = _read_ledger(path) if ledger else _read_checkpoint(path)
     except (CheckpointError, LedgerCorrupt, StorageFull, AgentError) as exc:
         raise _Broken(str(exc).removeprefix(f"{path}: ")) from exc
+    except FileNotFoundError as exc:
+        raise _Broken(f"cannot be read: {exc.strerror}; {restore.missing_hint(path)}") from exc
     except OSError as exc:
         raise _Broken(f"cannot be read: {exc.strerror}") from exc
     if not schema.is_name(found.known.run, config.LONGEST_RUN):
