@@ -1,7 +1,9 @@
 """The daemon from its start to its exit status: read, check, lock, resume, work."""
 
 import contextlib
+import errno
 import faulthandler
+import functools
 import gc
 import os
 import shlex
@@ -15,6 +17,7 @@ from worker import (
     clock,
     config,
     control,
+    distant,
     environment,
     folder,
     identity,
@@ -29,7 +32,7 @@ from worker.alert import Alert, Words
 from worker.awake import Awake
 from worker.contact import Contact
 from worker.disk import FULL, PATIENCE, awaited
-from worker.errors import FAULT, OK, WORK_LEFT, AgentError, Shortage, StateError, StateHeld
+from worker.errors import FAULT, OK, WORK_LEFT, AgentError, ConfigError, Shortage, StateError, StateHeld
 from worker.folder import Places
 from worker.journal import ERROR, NOTICE, WARNING, Journal
 from worker.ledger import LedgerCorrupt, StorageFull
@@ -65,8 +68,8 @@ def run(config_path: str, state_folder: Callable[[str], str], environ: Mapping[s
     root = environ.get("STATE_DIRECTORY", "").split(":")[0]  # where last words go while the list is not known
     try:
         notifier.starting(_STAGE)
-        settings = config.load(config_path)
-        steps = plan.build(settings)
+        listed = functools.partial(_listed, config_path)
+        settings, steps = _patiently(listed, config_path, log, notifier, what="the list cannot be read now")
         wanted = state_folder(settings.run)
         privileges.refuse_to_work(wanted, f"run {shlex.quote(config_path)}")
         root, told = wanted, settings.contact
@@ -92,6 +95,17 @@ def run(config_path: str, state_folder: Callable[[str], str], environ: Mapping[s
         log.event("warning", text, priority=ERROR)
     _tell(told, root, status, environ, log)
     return status
+
+
+def _listed(path: str) -> tuple[config.Config, plan.Plan]:
+    """Return the list and its plan.  Raises TimeoutError if nothing is in the way but silent file systems."""
+    try:
+        settings = config.load(path)
+        return settings, plan.build(settings)
+    except ConfigError as exc:
+        if distant.is_silence(exc):
+            raise TimeoutError(errno.ETIMEDOUT, _cause(exc)) from exc
+        raise
 
 
 def _cause(exc: AgentError) -> str:
@@ -220,9 +234,14 @@ class _Stopped(AgentError):
 
 
 def _patiently(
-    action: Callable[[], T], root: str, log: Journal, notifier: Notifier, meanwhile: Callable[[], None] = lambda: None
+    action: Callable[[], T],
+    root: str,
+    log: Journal,
+    notifier: Notifier,
+    meanwhile: Callable[[], None] = lambda: None,
+    what: str = "the state cannot be opened",
 ) -> T:
-    """Return `action()`, repeated while the disk is full or failing, or the ledger's server is away.
+    """Return `action()`, repeated while the disk is full or failing, or a server or a file system does not answer.
 
     Raises StateError when that takes longer than PATIENCE, and AgentError with exit status 75 for SIGTERM meanwhile.
     """
@@ -238,13 +257,15 @@ def _patiently(
             try:
                 return action()
             except (StorageFull, OSError) as exc:
-                if (isinstance(exc, OSError) and exc.errno not in FULL) or clock.monotonic() > gives_up:
-                    raise StateError(f"{root}: the state cannot be opened: {exc}") from exc
+                waits = not isinstance(exc, OSError) or exc.errno in FULL or isinstance(exc, TimeoutError)
+                if not waits or clock.monotonic() > gives_up:
+                    raise StateError(f"{root}: {what}: {exc}") from exc
                 if not told:
                     told = awaited(exc)
                     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-                    what = f"waiting for {told}, up to {show(PATIENCE)}, nothing is lost"
-                    log.event("waiting", f"{root}: the state cannot be opened ({exc}); {what}", priority=ERROR)
+                    cause = exc.strerror if isinstance(exc, TimeoutError) else exc
+                    till = f"waiting for {told}, up to {show(PATIENCE)}, nothing is lost"
+                    log.event("waiting", f"{root}: {what} ({cause}); {till}", priority=ERROR)
                     notifier.ready(f"waiting for {told}")
                 notifier.ping()
                 meanwhile()

@@ -94,6 +94,8 @@ def awaited(exc: Exception) -> str:
         return "the server"
     if isinstance(exc, LedgerLocked):
         return "the program that has locked it"
+    if isinstance(exc, TimeoutError):
+        return "the file system"
     if isinstance(exc, OSError) and exc.errno == errno.EIO:
         return "the disk, which is failing"
     return "space"

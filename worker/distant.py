@@ -44,6 +44,17 @@ def silent() -> frozenset[str]:
     return frozenset(point for point in _points() if point.count("/") == 1 and not answers(point))
 
 
+def below(folder: str) -> list[str]:
+    """Return the mount points below a folder whose file systems may never answer; nothing on them is touched."""
+    inside = os.path.realpath(folder).rstrip("/") + "/"
+    return [point for point in _points() if point.startswith(inside)]
+
+
+def is_silence(exc: ConfigError) -> bool:
+    """Return whether nothing is wrong but file systems that do not answer now."""
+    return bool(exc.problems) and all(SILENT in problem.what for problem in exc.problems)
+
+
 def ask(path: str) -> None:
     """Raise OSError if the file system of `path` does not answer in time."""
     if not answers(path):

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 from worker import distant, plural, task, textfile
 from worker.errors import ConfigError, Mark, Problem, quote
@@ -25,7 +24,7 @@ def is_there(entry: Task) -> bool:
     if isinstance(entry.foreach, task.Lines):
         return os.path.lexists(entry.foreach.path)
     assert isinstance(entry.foreach, task.Glob)
-    return bool(_found(entry.foreach.pattern))
+    return bool(_found(entry.foreach.pattern, entry.foreach_mark or entry.mark))
 
 
 def nothing(entry: Task) -> Problem:
@@ -34,7 +33,7 @@ def nothing(entry: Task) -> Problem:
     if isinstance(foreach, task.Glob):
         what = f"foreach: nothing matches {foreach.pattern!r}"
         meant = textfile.beside_target(foreach.pattern, entry.foreach_mark)
-        if meant and _found(meant):
+        if meant and _found(meant, entry.foreach_mark or entry.mark):
             return Problem(entry.foreach_mark, what, textfile.link_hint(meant))
     else:
         assert isinstance(foreach, task.Lines)
@@ -74,6 +73,24 @@ def _matches(pattern: str, mark: Mark, most: int) -> list[str]:
 
     Raises ConfigError if the folder in which they would be cannot be looked into: that is a mistake.
     """
+    folder = _folder(pattern)
+    try:
+        distant.ask(folder)
+        with os.scandir(folder):
+            pass
+    except OSError as exc:
+        what = f"foreach: nothing can match {pattern!r}: '{folder}' cannot be looked into ({exc.strerror})"
+        meant = textfile.beside_target(pattern, mark)
+        hint = textfile.link_hint(meant) if meant and _found(meant, mark) else "check the pattern and its folder"
+        raise ConfigError([Problem(mark, what, hint)]) from None
+    matches = _found(pattern, mark, most + 1)
+    if len(matches) > most:
+        raise too_many(mark)
+    return matches
+
+
+def _folder(pattern: str) -> str:
+    """Return the folder above the first wildcard of a pattern."""
     import glob  # only for the lists that ask for it
 
     folder = "/"
@@ -82,26 +99,19 @@ def _matches(pattern: str, mark: Mark, most: int) -> list[str]:
         if glob.has_magic(_ESCAPED.sub("", part)):
             break
         folder = os.path.join(folder, literal)
+    return folder
+
+
+def _found(pattern: str, mark: Mark, most: int = 1) -> list[str]:
+    """Return the first `most` paths that match, in order.  Raises ConfigError if that takes too long."""
+    from worker import walk  # only for the lists that ask for it
+
     try:
-        distant.ask(folder)
-        with os.scandir(folder):
-            pass
+        return walk.find(pattern, _folder(pattern), most)
     except OSError as exc:
-        what = f"foreach: nothing can match {pattern!r}: '{folder}' cannot be looked into ({exc.strerror})"
-        meant = textfile.beside_target(pattern, mark)
-        hint = textfile.link_hint(meant) if meant and _found(meant) else "check the pattern and its folder"
+        what = f"foreach: the matches of {pattern!r} cannot be found: {exc.strerror}"
+        hint = "mount it anew" if exc.strerror == distant.SILENT else "name the folder in which they are"
         raise ConfigError([Problem(mark, what, hint)]) from None
-    matches = _found(pattern, most + 1)
-    if len(matches) > most:
-        raise too_many(mark)
-    return matches
-
-
-def _found(pattern: str, most: int = 1) -> list[str]:
-    """Return the first `most` paths that match, in order."""
-    import glob
-
-    return sorted(islice(glob.iglob(pattern, recursive=True), most))
 
 
 def bad_item(item: str, where: Mark) -> Problem:

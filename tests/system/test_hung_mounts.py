@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.system.machine import Machine
 from tests.system.service import Service
 
@@ -51,3 +53,21 @@ def test_a_file_system_that_never_answers_holds_only_its_own_steps_up(agent: Mac
     assert service.processes() == []
     found = agent.run("agentctl check", check=False, timeout=60)
     assert found.rc == 78 and "cwd: '/srv/hung/work' its file system does not answer" in found.err + found.out
+
+
+@pytest.mark.parametrize("items", ['{glob: "/srv/*/in/*"}', '{glob: "/srv/hung/*"}', "{lines: /srv/hung/items}"])
+def test_a_list_whose_items_lie_behind_one_is_read_once_it_answers(agent: Machine, items: str) -> None:
+    """
+    Case N26: that is no mistake in the list; the start says what it waits for, and goes on by itself.
+    """
+    mount(agent)
+    tasks = f"tasks:\n  - {{id: each, foreach: {items}, run: 'true'}}\n  - {{id: other, run: echo yes}}\n"
+    service = Service(agent, tasks, drop_in="[Service]\nWatchdogSec=20s\n")
+    agent.run("systemctl start agent", timeout=60)
+    (said,) = service.events("waiting")
+    assert "its file system does not answer" in said["MESSAGE"] and "waiting for the file system" in said["MESSAGE"]
+    agent.run("systemctl stop hung; umount -l /srv/hung; mkdir -p /srv/hung/in; echo one > /srv/hung/items")
+    agent.run("echo > /srv/hung/in/one")
+    service.wait_ended()
+    assert service.per_step("step-done")["other"] == 1
+    assert agent.show("agent", "ExecMainStatus", "NRestarts") == {"ExecMainStatus": "0", "NRestarts": "0"}

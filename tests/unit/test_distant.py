@@ -1,11 +1,13 @@
 """File systems that may never answer are found without a look at them; the look itself is in tests/system."""
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
-from worker import distant
+from worker import config, distant, plan, walk
+from worker.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,30 @@ def test_a_local_folder_is_not_asked(tmp_path: Path) -> None:
     for _ in range(100):
         assert distant.answers(str(tmp_path))
     assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize("pattern", ["/**", "/**/*.nothing-has-this-ending"])
+def test_a_pattern_that_leads_through_the_whole_machine_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    """
+    Case N26: it is a mistake with its place in the list, not a start that hangs.
+    """
+    monkeypatch.setattr(walk, "LIMIT", 0.5)
+    (tmp_path / "list.yaml").write_text(f'tasks:\n  - {{id: a, foreach: {{glob: "{pattern}"}}, run: "true"}}\n')
+    with pytest.raises(ConfigError, match=r"list.yaml:2:.*cannot be found.*name the folder in which they are"):
+        plan.build(config.load(str(tmp_path / "list.yaml")))
+
+
+def test_a_walk_by_a_child_finds_what_a_walk_of_ours_does(tmp_path: Path) -> None:
+    """
+    Also names that are not UTF-8, or have a newline in them; no more than are wanted.
+    """
+    names = [b"a.csv", b"b\xff.csv", "ü.csv".encode(), b"n\nl.csv"]
+    (tmp_path / "deep/er").mkdir(parents=True)
+    for name in names:
+        (tmp_path / "deep/er" / os.fsdecode(name)).touch()
+    found = walk.find(f"{tmp_path}/**/*.csv", str(tmp_path), 10)
+    assert found == sorted(os.fsdecode(bytes(tmp_path) + b"/deep/er/" + name) for name in names)
+    assert found == walk.find(f"{tmp_path}/deep/er/*.csv", f"{tmp_path}/deep/er", 10)
+    assert len(walk.find(f"{tmp_path}/**/*.csv", str(tmp_path), 2)) == 2
