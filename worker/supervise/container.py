@@ -8,6 +8,7 @@ A container of an earlier version has neither `base` nor `users`; it goes on wit
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import pwd
@@ -22,7 +23,8 @@ _CLOSED = 0o700
 _COUNT = 65536
 # The users that systemd has for containers (systemd-nspawn(1), --private-users=pick).
 _FIRST, _LAST = 0x80000, 0x6FFF0000
-_HOST = "host"
+_HOST, _OWN = "host", "own"
+_USERS = ("auto", _OWN, _HOST)
 # Options of systemd-nspawn that decide about owners by themselves.
 _OWN_USERS = ("--private-users", "-U")
 _BINDS = ("--bind=", "--bind-ro=", "--overlay=", "--overlay-ro=")
@@ -84,9 +86,13 @@ def _is_container(folder: str) -> bool:
 
 def make(store: str, name: str, base: str, users: str, options: str) -> None:
     """Make a container's folder, whole or not at all; one that is there stays as it is."""
+    if users not in _USERS:
+        raise Refused(f"USERS: '{users}' is none of {', '.join(_USERS)}")
     os.makedirs(os.path.dirname(store) or "/", exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkdir(store, _CLOSED)
+    held = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(held, fcntl.LOCK_EX)  # until this process ends: one that a dead supervisor began may be at work
     new = f"{store}/.{name}.new"
     shutil.rmtree(new, ignore_errors=True)
     close(store)
@@ -123,7 +129,7 @@ def _first_user(store: str, base: str, users: str, options: str, name: str) -> s
             fault = f"BASE: the owners of '{base}' cannot be moved ({exc.strerror})"
     if not fault:
         return str(first)
-    if users == "own":
+    if users == _OWN:
         raise Refused(f"{fault}; write USERS: host to go on with this machine's users")
     print(f"warning: {fault}: the container's users are this machine's, and it is no boundary", file=sys.stderr)
     return _HOST
@@ -253,6 +259,8 @@ def mount(folder: str, base: str) -> None:
     if first == _HOST:
         idmap.overlay(base, folder, f"{folder}/root")
         return
+    if not first.isdecimal():
+        raise Refused(f"{folder}/users: does not say which users it has")
     idmap.bind(base, f"{folder}/base", int(first), _COUNT)
     idmap.overlay(f"{folder}/base", folder, f"{folder}/root")
     print(f"--private-users={int(first)}:{_COUNT} --private-users-ownership=off")

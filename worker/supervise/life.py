@@ -6,16 +6,15 @@ Every turn starts from the record, so it makes no difference whether this proces
 """
 
 import math
-import re
 from collections.abc import Callable
 
 from worker import clock, plural
-from worker.errors import quote
 from worker.journal import ERROR, NOTICE, WARNING
 from worker.supervise import copy, judge, parcel, record, remote, rest, teller
 from worker.supervise.book import Book
 from worker.supervise.copier import Copier
 from worker.supervise.judge import Look, Seen, Verdict
+from worker.supervise.making import BACK_OFF_MAX, Maker
 from worker.supervise.parcel import Item
 from worker.supervise.provider import Hand
 from worker.supervise.record import Machine, moment
@@ -25,14 +24,10 @@ from worker.supervise.sandbox import Sandbox
 from worker.supervise.teller import Teller
 from worker.timespan import show
 
-BACK_OFF_MAX = 600.0
 _SOON = 0.5  # until a machine that boots is asked again
 _SETTLED = 20.0  # until one that was resumed is no longer said to be stopped
 _FAULTS = 3  # times that a machine may fail to do what it is told; a provider's "not so often" is none of its faults
-_MADE = 3  # tries at making one before somebody is told
 _FRUITLESS = "fruitless"
-# A word for commands of any kind, and no option of theirs.
-_ID = re.compile(r"[!-,.-~][!-~]{0,254}")
 
 
 class Life:
@@ -50,6 +45,7 @@ class Life:
         self._book = book
         self._watch = watch
         self._teller = tell
+        self._maker = Maker(sandbox, hand, book, watch, tell)
         self._refusals = 0  # in a row
         self._look_at = -math.inf
         self._to_copy = False  # the machine has a checkpoint by now
@@ -57,7 +53,7 @@ class Life:
         self._times_not_taken = 0
         self.waiting = ""  # why a machine that boots does not answer yet
         self._turns: dict[str, Callable[[Machine], float]] = {
-            record.CREATING: self._create,
+            record.CREATING: self._maker.turn,
             record.PREPARING: self._prepare,
             record.STARTING: self._start,
             record.WORKING: self._work,
@@ -81,49 +77,6 @@ class Life:
         """Note how the supervision ends; what is left to do about that comes with the next turn."""
         self._book.note(self._book.known._replace(outcome=outcome, why=why))
         return 0.0
-
-    def _create(self, machine: Machine) -> float:
-        self._watch.round()  # what was left, and answers by now, is stopped before there is another worker
-        state = judge.ABSENT
-        if machine.begun:
-            state, machine = rest.ask(self._hand, machine)
-            if state == judge.UNSURE:
-                return self._not_created(machine, "whether it has been made is not known: 'state' does not say")
-            if state == judge.ABSENT and machine.absent < judge.SIGHTS:
-                self._book.put(machine)
-                return self._sandbox.poll
-        elif not self._book.put(machine._replace(begun=True), must=True):
-            return self._sandbox.poll  # what is not written down is not made
-        machine = machine._replace(begun=True, absent=0)
-        if state in (judge.RUNNING, judge.STOPPED):
-            self._book.say("machine-made", f"{machine.name}: it had been made; going on with it", NOTICE, machine)
-            if state == judge.STOPPED:
-                self._hand.do("resume", machine)
-        else:
-            answer = self._hand.do("create", machine)
-            if not answer.ok:
-                return self._not_created(machine, answer.fault())
-            found = _id(answer.output) or machine.name
-            if not _ID.fullmatch(found):
-                return self._not_created(machine, f"its id cannot be {quote(found)}")
-            machine = machine._replace(id=found)
-            self._book.say("machine-made", f"{machine.name}: made", NOTICE, machine)
-            for text in answer.warnings():
-                self._book.say("warning", f"{machine.name}: {text}", WARNING, machine)
-        now = moment()
-        machine = machine._replace(state=record.PREPARING, made=now, well=now, awaited=now, faults=0, why="")
-        self._book.put(machine)
-        return 0.0
-
-    def _not_created(self, machine: Machine, fault: str) -> float:
-        delay = min(BACK_OFF_MAX, self._sandbox.poll * 2.0 ** min(machine.faults, 20))
-        why = f"could not be made: {fault}"
-        machine = machine._replace(faults=machine.faults + 1, why=why)
-        self._book.put(machine)
-        self._book.say("warning", f"{machine.name}: {why}; again in {show(delay)}", WARNING, machine)
-        if machine.faults >= _MADE:
-            self._teller.tell(teller.NO_MACHINE, f"{machine.name}: {why}")
-        return delay
 
     def _refused(self, machine: Machine, fault: str) -> float:
         """Let the provider have a rest that wants to be asked less often; return how long."""
@@ -438,10 +391,3 @@ class Life:
         self._book.say("warning", text, ERROR, machine)
         self._watch.left(machine, rested.fault)
         return 0.0
-
-
-def _id(output: str) -> str:
-    """Return the id that `create` has printed: the last line of one word, as others may be said to somebody else."""
-    words = [line.split() for line in output.splitlines()]
-    single = [line[0] for line in words if len(line) == 1]
-    return single[-1] if single else (output.split() or [""])[-1]

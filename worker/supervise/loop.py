@@ -13,7 +13,8 @@ from worker.supervise.book import Book
 from worker.supervise.clockwork import Clockwork
 from worker.supervise.copier import Copier
 from worker.supervise.ending import Ending
-from worker.supervise.life import BACK_OFF_MAX, Life
+from worker.supervise.life import Life
+from worker.supervise.making import BACK_OFF_MAX
 from worker.supervise.parcel import Item
 from worker.supervise.provider import Hand
 from worker.supervise.record import moment
