@@ -10,7 +10,7 @@ from tests.system.conftest import install
 from tests.system.machine import Machine
 from tests.system.tree import base_tree, why_not_build
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]  # `make install`, and a tree that is copied
 
 JOB = """
 run: job
