@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from worker.folder import Places
 from worker.output import Spool
 from worker.process import SpawnError
 from worker.shelter import Report, Shelter
+from worker.signs import NotifySocket
 from worker.slots import Slots
 from worker.systemd import Notifier
 
@@ -243,3 +245,23 @@ def test_a_latecomer_of_a_dead_worker_is_killed_and_a_bystander_lives(places: Pl
         for process in found:
             process.kill()
             process.wait()
+
+
+def test_the_socket_of_a_step_that_an_older_worker_began_stays_where_it_is(places: Places) -> None:
+    """
+    Its memo has no path: the socket is heard there, and its path is no leftover.
+    """
+    Path(places.runtime, "cgroup.procs").write_text(f"{os.getpid()}\n")
+    old = NotifySocket(places.notify(0))
+    ends = [os.pipe()[0], os.pipe()[0], os.dup(old.fileno())]
+    slots = Slots(
+        places, Notifier({}, print), Tree(places.runtime), dict(zip(shelter.names(0), ends, strict=True)), True
+    )
+    slot = slots.take_over(0, None)
+    slots.end_others((0,), lambda _until: None)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as step:
+        step.sendto(b"STATUS=here", f"{places.runtime}/notify.0")
+    assert [sign.status for sign, _who in slot.socket.receive()] == ["here"]
+    slots.give(slot)
+    slots.close()
+    old.close(unlink=False)
