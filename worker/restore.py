@@ -102,6 +102,8 @@ def _open_file(name: str, path: str) -> _Source:
             raise StateHeld(f"{name}: a worker is at work on it, process {pid or 'unknown'}", hint)
         ending = sqlite_log(path)
         log = open(files.open_plain(path + ending), "rb") if ending else None  # noqa: SIM115
+        if log and os.fstat(log.fileno()).st_size > checkpoint.LARGEST:
+            raise StateError(f"{name}{ending}: is larger than any log", "nothing was changed; take another copy")
     except OSError as exc:
         if os.path.isdir(path):
             hint = f"name the file: {name.rstrip('/')}/checkpoint.json"

@@ -87,7 +87,9 @@ def as_agent(program: str, *arguments: str) -> subprocess.Popen[bytes]:
 def flip(path: Path) -> subprocess.Popen[bytes]:
     if not os.path.lexists(path):
         path.write_text("[]")
-    path.with_name(f"{path.name}.other").symlink_to("/root/secret")
+    other = path.with_name(f"{path.name}.other")
+    remove(other)
+    other.symlink_to("/root/secret")
     return as_agent(FLIP, str(path))
 
 

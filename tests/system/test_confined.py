@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.system.conftest import install
 from tests.system.machine import Machine
 from tests.system.service import QUICK, Service
-from tests.system.supervisor import HOST
-from tests.system.tree import base_tree, why_not_build
 
 pytestmark = pytest.mark.system
 
@@ -89,22 +83,9 @@ print("LOOKED", flush=True)
 """
 
 
-@pytest.fixture(scope="module", params=["host", "trixie"])
-def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A release with the agent installed: its tree, and the layer above it."""
-    if request.param == "host":
-        return Path(HOST), request.getfixturevalue("installed_image")
-    if reason := why_not_build():
-        pytest.skip(reason)
-    base = base_tree(request.param)
-    return base, install(base, tmp_path_factory.mktemp(request.param))
-
-
 @pytest.fixture
-def agent(needs_machine: None, image: tuple[Path, Path]) -> Iterator[Machine]:
-    base, layer = image
-    with Machine(base, layers=[layer]) as m:
-        yield m
+def agent(on_each: Machine) -> Machine:
+    return on_each
 
 
 def said(service: Service, step: str) -> list[str]:

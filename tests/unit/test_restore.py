@@ -15,7 +15,8 @@ import pytest
 from tests.conftest import MakeWorker
 from tests.plans import sealed
 from tests.support import ROOT, Worker
-from worker import checkpoint, cli, ledger, mounts, swap
+from worker import checkpoint, cli, ledger, mounts, restore, swap
+from worker.errors import StateError
 from worker.ledger import Claim, Holdings
 from worker.ledger.sqlite import SqliteLedger
 
@@ -282,6 +283,22 @@ def test_a_damaged_file_changes_nothing(stopped: Worker, name: str, damage: Call
     assert (done.returncode, done.stdout) == (73, "")
     assert done.stderr.startswith(f"{file}: ") and done.stderr.count("\n") == 1
     assert tree(stopped.state) == before
+
+
+def test_a_log_of_any_size_is_not_copied(stopped: Worker, tmp_path: Path) -> None:
+    """
+    A step can leave one of four gigabytes that takes no room, and the copy would fill the disk.
+    """
+    source = tmp_path / "copy.db"
+    source.write_bytes((stopped.state / "ledger.db").read_bytes())
+    log = tmp_path / "copy.db-wal"
+    log.write_bytes(b"x")
+    os.truncate(log, 4 << 30)
+    head = bytearray(source.read_bytes())
+    head[18:20] = b"\2\2"
+    source.write_bytes(head)
+    with pytest.raises(StateError, match="-wal: is larger than any log"):
+        restore.restore(str(source), str(tmp_path / "new"), None, force=False)
 
 
 def test_a_ledger_whose_index_lies_is_refused(stopped: Worker) -> None:
