@@ -239,7 +239,7 @@ def test_s8_a_step_of_the_unit_gives_no_orders(agent: Machine) -> None:
         "agentctl budget --add spend=1000000 2>&1; agentctl settle x --done 2>&1; touch asked; "
         "until test -e /var/lib/agent/go; do sleep 0.02; done"
     )
-    service = Service(agent, f"run: r1\nbudget: {{spend: 20}}\ntasks: [{{id: a, run: '{step}'}}]\n")
+    service = Service(agent, f"run: r1\nbudget: {{spend: 20}}\ntasks: [{{id: a, confine: no, run: '{step}'}}]\n")
     service.start()
     agent.run("until test -e /var/lib/agent/work/asked; do sleep 0.02; done")
     assert "3 more spend" in agent.run("agentctl budget --add spend=3").out
