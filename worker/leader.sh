@@ -9,7 +9,7 @@ echo 0 >&4 || exit 125
 exec 4>&- 6>&2 2>&3 3>&-
 echo "pid $$" >&2
 trap : HUP INT QUIT USR1 USR2 ALRM TERM
-read -r go <&5
+read -r _ <&5
 exec 5<&-
 (exec "$@" 2>&6 6>&-)
 code=$?
