@@ -270,19 +270,21 @@ def request(path: str, fields: Mapping[str, object], result: bytes | None = None
 
 def _exchange(path: str, fields: Mapping[str, object], result: bytes | None, patience: float) -> bytes | None:
     """Send a request and return what comes, a line or all there is; None if that does not come in time."""
-    data, descriptors = b"", [_memfd(result)] if result else []
+    data, descriptors = bytearray(), [_memfd(result)] if result else []
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             until = clock.monotonic() + patience
             connection.settimeout(patience)
             connection.connect(path)
             socket.send_fds(connection, [wire.encode(fields)], descriptors)
-            while b"\n" not in data and (chunk := connection.recv(_READ)):
+            while chunk := connection.recv(_READ):
                 data += chunk
+                if b"\n" in chunk:
+                    break
                 if len(data) > _ANSWER_MAX or clock.monotonic() > until:
                     return None  # whoever it is, it is no worker
                 connection.settimeout(max(0.001, until - clock.monotonic()))
-        return data
+        return bytes(data)
     except TimeoutError:
         return None
     finally:
