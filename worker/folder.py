@@ -339,7 +339,11 @@ def holder(root: str) -> int | None:
 
 def look_hint(exc: OSError) -> str:
     """Return what to do about a file of the state folder that cannot be read."""
-    return "use sudo" if isinstance(exc, PermissionError) else "nothing was changed; mend that"
+    if not isinstance(exc, PermissionError):
+        return "nothing was changed; mend that"
+    if "AGENT_STEP" in os.environ:
+        return "a confined step may not read the files of its run; 'confine: no' in its task allows that"
+    return "use sudo"
 
 
 def _holder(fd: int) -> int | None:

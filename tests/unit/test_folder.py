@@ -41,3 +41,13 @@ def test_each_fault_has_the_id_that_systemd_gave_the_worker(tmp_path: Path) -> N
     found = folder.ended(str(tmp_path))
     assert found.ids == ("", "b", "d")
     assert [found.since(known) for known in ("", "b", "d", "c", "gone")] == [3, 1, 0, 3, 3]
+
+
+def test_a_step_is_not_told_to_use_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Confined, it has not even the rights of its user; sudo does nothing there.
+    """
+    refused = PermissionError(13, "Permission denied")
+    assert folder.look_hint(refused) == "use sudo"
+    monkeypatch.setenv("AGENT_STEP", "a")
+    assert "'confine: no'" in folder.look_hint(refused)
