@@ -28,6 +28,9 @@ EVERY = 60.0
 AT_ONCE = 3
 # Servers and networks take as long as the other machines: a run of their own.
 NETWORKS = sorted(f"tests/system/{path.name}" for path in (ROOT / "tests/system").glob("test_shared*.py"))
+# What somebody tries who means harm: a step, another step, a machine; on two releases of systemd.
+_HOSTILE = ("canary", "confined", "neighbours", "rights", "sandbox", "supervise_hostile", "supervise_users")
+ATTACKS = [f"tests/system/test_{name}.py" for name in _HOSTILE]
 
 
 class Run:
@@ -104,18 +107,19 @@ def tiers(wanted: str) -> list[Run]:
     quick = Run("quick", 0.7, "tests/unit", "-m", "not slow and not programs")
     programs = Run("programs", 3, "tests/unit", "-m", "not slow and programs")
     crash = Run("crash", 13, "tests/crash")
-    machines = Run("machines", 12, "tests/system", *(f"--ignore={path}" for path in NETWORKS))
+    machines = Run("machines", 12, "tests/system", *(f"--ignore={path}" for path in (*ATTACKS, *NETWORKS)))
+    attacks = Run("attacks", 10, *ATTACKS)
     networks = Run("networks", 8, *NETWORKS)
     if supervisor.why_not():
-        machines.minutes = networks.minutes = 0
+        machines.minutes = attacks.minutes = networks.minutes = 0
     files = sorted(f"tests/unit/{path.name}" for path in (ROOT / "tests/unit").glob("test_*.py"))
     halves = [Run(f"quick {n + 1}/2", 0.5, *files[n::2], "-m", "not slow and not programs") for n in (0, 1)]
     return {
         "quick": halves,
         "unit": [programs, quick],
         "crash": [crash],
-        "system": [machines, networks],
-        "all": [crash, machines, networks, programs, quick],
+        "system": [machines, attacks, networks],
+        "all": [crash, machines, attacks, networks, programs, quick],
     }[wanted]
 
 

@@ -26,7 +26,7 @@ def test_c9_frozen_for_longer_than_the_watchdog_it_comes_back(agent: Machine) ->
     """
     if int(agent.run("systemctl --version").out.split()[1]) > 252:
         pytest.skip("a later systemd leaves a frozen unit be")
-    service = Service(agent, TASKS)
+    service = Service(agent, TASKS, "[Service]\nWatchdogSec=10s\n")
     service.start()
     for number in (1, 2, 3):
         service.wait("step-started", f"s@{number}")
