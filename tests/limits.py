@@ -4,6 +4,7 @@ pytest-timeout raises an error in the test, once, and sets its clock for no clea
 around a process waits for that process, and a fixture for what it made: either would wait for ever.
 """
 
+import contextlib
 import os
 import signal
 from collections.abc import Generator
@@ -59,5 +60,6 @@ def children() -> set[int]:
     """Return the processes that this one has started and not collected."""
     found = ""
     for task in Path("/proc/self/task").iterdir():
-        found += f" {(task / 'children').read_text()}"
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found += f" {(task / 'children').read_text()}"
     return set(map(int, found.split()))
