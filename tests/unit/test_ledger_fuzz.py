@@ -14,6 +14,9 @@ from worker import cli
 from worker.errors import OK, STATE_UNUSABLE, STEP_FAILED
 from worker.folder import Places
 
+# Half a minute.
+pytestmark = pytest.mark.programs
+
 places = test_damage.places
 LIST = "run: demo\ntasks: [{id: s, foreach: {range: 00-29}, run: 'true'}]\n"
 _WORDS = [b"outcome", b"step", b"attempts", b"effects", b"facts", b"value", b"number", b"done", b"name", b"change"]

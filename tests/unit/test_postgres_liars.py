@@ -24,6 +24,9 @@ import psycopg
 from tests.unit.test_postgres_server import join
 from worker.ledger.postgres import PostgresLedger, link
 
+# Waits for its servers, half a minute in all.
+pytestmark = pytest.mark.programs
+
 CLEAR = (AgentError, LedgerAway, LedgerBusy, LedgerCorrupt)
 
 
