@@ -78,7 +78,7 @@ scribe.main(sys.argv[2:])
         assert (w.state / "checkpoint.json").read_bytes() == old
 
     unhook(w)
-    w.config.write_text(TASKS % ("4", ""))
+    w.config.write_text(TASKS % ("4", LAST.replace("sleep 600", "echo")))
     assert w.run() == 0
     assert not alive(child)
     assert leftovers(w) == []

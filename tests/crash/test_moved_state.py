@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -56,14 +57,22 @@ def test_a_moved_state_folder_is_noticed_and_goes_on_where_it_was_moved(worker: 
     assert w.output("a") == b"result of a\n"
 
 
-def test_a_second_worker_at_the_old_path_is_not_disturbed(worker: MakeWorker, effects: Path) -> None:
+def test_a_second_worker_at_the_old_path_is_not_disturbed(
+    worker: MakeWorker, effects: Path, request: pytest.FixtureRequest
+) -> None:
     """
     The first one ends with 77, begins nothing, and removes nothing of the second one's.
     """
-    w = at_work(worker, effects)
+    w = worker(LIST % {"effects": effects}, "here")
+    # Not so deep that the sockets would have to lie elsewhere, at a place for each path.
+    short = Path(tempfile.mkdtemp(prefix="agent-moved-", dir="/tmp"))
+    request.addfinalizer(lambda: shutil.rmtree(short))
+    w.state = short / "state"
+    w.start().until("b: up")
     os.kill(w.pid, 19)  # SIGSTOP: it looks around only when the second one is at work
     w.state.rename(w.state.with_name("there"))
     second = Worker(w.config.parent, w.config.read_text())
+    second.state = w.state
     second.start().until("b: up")
     os.kill(w.pid, 18)
     assert w.wait() == 77

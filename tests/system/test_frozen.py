@@ -15,7 +15,7 @@ defaults: {retry: {attempts: 1}}
 tasks:
   - id: s
     foreach: {range: 1-3}
-    run: 'until [ -e enough ]; do sleep 0.02; done; echo "$AGENT_STEP" >>../finished'
+    run: 'until [ -e enough ]; do sleep 0.02; done; echo "$AGENT_STEP" >>finished'
 """
 
 
@@ -40,4 +40,4 @@ def test_c9_frozen_for_longer_than_the_watchdog_it_comes_back(agent: Machine) ->
     agent.write("/var/lib/agent/work/enough", "")
     service.wait("run-done")
     assert service.per_step("step-started") == {f"s@{number}": 1 for number in (1, 2, 3)}
-    assert sorted(agent.read("/var/lib/agent/finished").split()) == ["s@1", "s@2", "s@3"]
+    assert sorted(agent.read("/var/lib/agent/work/finished").split()) == ["s@1", "s@2", "s@3"]
