@@ -1,6 +1,7 @@
 """The control socket under clients that do not keep to the language, say nothing, or do not listen."""
 
 import array
+import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -34,7 +35,10 @@ def other(tmp_path: Path) -> Iterator[Keeper]:
 def descriptors(keeper: Keeper) -> list[str]:
     """Return what the worker has open, but for connections."""
     folder = f"/proc/{keeper.pid}/fd"
-    found = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
+    found = []
+    for name in os.listdir(folder):
+        with contextlib.suppress(FileNotFoundError):  # closed just now
+            found.append(os.readlink(f"{folder}/{name}"))
     return sorted(name for name in found if not name.startswith("socket"))
 
 

@@ -354,7 +354,7 @@ def test_a_machine_that_can_be_knocked_at_and_not_looked_at_is_given_up_in_the_e
     """
     world = hooked(tmp_path / "w", first(f"! {{ {COPIED}; }} || : >dumb"), hook, FENCE)
     assert world.supervise() == OK, world.said
-    assert world.said.count("it answers again; going on there") == 1
+    assert world.said.count("-1: it answers again; going on there") == 1  # a busy second one may do so, too
     assert world.machines() == [("1", "paused"), ("2", "paused")]
 
 
