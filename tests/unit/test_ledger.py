@@ -3,6 +3,7 @@
 What both promise is tested with both; the rest of this file is about SQLite's.
 """
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -403,3 +404,18 @@ def test_one_flush_for_each_durable_step(tmp_path: Path) -> None:
     )
     _before, during, _after = trace.read_text().split('"/dev/null"')[:3]
     assert during.count("sync(") == 50
+
+
+def test_a_count_of_changes_that_is_no_number_is_a_damaged_ledger(tmp_path: Path) -> None:
+    """
+    S31: as where two pages of the file have changed places.
+    """
+    SqliteLedger.create(str(tmp_path / "ledger.db")).close()
+    for broken in ("UPDATE effect_counts SET changes = 'done'", "DELETE FROM effect_counts"):
+        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as db, db:
+            db.execute(broken)
+        with (
+            contextlib.closing(SqliteLedger.open(str(tmp_path / "ledger.db"), read_only=True)) as store,
+            pytest.raises(LedgerCorrupt, match="effect_counts"),
+        ):
+            store.revision()

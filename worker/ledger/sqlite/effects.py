@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from worker import clock
+from worker.ledger import LedgerCorrupt
 from worker.ledger.effects import (
     CLAIMED,
     COMMITTED,
@@ -140,9 +141,12 @@ class SqliteEffects:
         self._committed()
 
     def revision(self) -> int:
-        """Return a number that grows with every change."""
+        """Return a number that grows with every change.  Raises LedgerCorrupt."""
         with errors():
-            changes: int = self._db.execute("SELECT changes FROM effect_counts").fetchone()[0]
+            found = self._db.execute("SELECT changes FROM effect_counts").fetchone()
+        changes = found[0] if found else None
+        if not isinstance(changes, int):  # a page of another table, as a disk that lies returns it
+            raise LedgerCorrupt("table effect_counts has no number of changes")
         return changes
 
     def changed(self) -> None:
