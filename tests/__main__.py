@@ -105,10 +105,10 @@ class Run:
 def tiers(wanted: str) -> list[Run]:
     """Return the runs of a tier, those that take longest first.  Raises KeyError for a name that is no tier's."""
     quick = Run("quick", 0.7, "tests/unit", "-m", "not slow and not programs")
-    programs = Run("programs", 3, "tests/unit", "-m", "not slow and programs")
+    programs = Run("programs", 7, "tests/unit", "-m", "not slow and programs")
     crash = Run("crash", 13, "tests/crash")
     machines = Run("machines", 12, "tests/system", *(f"--ignore={path}" for path in (*ATTACKS, *NETWORKS)))
-    attacks = Run("attacks", 10, *ATTACKS)
+    attacks = Run("attacks", 6, *ATTACKS)
     networks = Run("networks", 8, *NETWORKS)
     if supervisor.why_not():
         machines.minutes = attacks.minutes = networks.minutes = 0
