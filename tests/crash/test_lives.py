@@ -435,7 +435,7 @@ on_failure: continue
 defaults: {retry: {attempts: 1}, secrets: [x]}
 tasks:
   - {id: folder, run: 'mkdir -p "$AGENT_OUT/folder"'}
-  - {id: junk, secrets: [x], run: 'mkdir "$CREDENTIALS_DIRECTORY/d"'}
+  - {id: junk, secrets: [x], run: 'chmod u+w "$CREDENTIALS_DIRECTORY" && mkdir "$CREDENTIALS_DIRECTORY/d"'}
   - {id: sockets, run: 'rm -rf "$(dirname "$NOTIFY_SOCKET")"'}
   - {id: part, run: 'head -c 200000 /dev/zero; sleep 0.3; rm -f "$AGENT_OUT"/.part-*', expect: {matches: x}}
   - {id: last, run: 'test -S "$NOTIFY_SOCKET" && ls "$CREDENTIALS_DIRECTORY"'}

@@ -52,6 +52,8 @@ def test_no_file_of_ours_takes_the_place_of_a_closed_stream(worker: MakeWorker, 
     """
     Case N1: what a step, or Python itself, writes to standard error would be in the ledger.
     """
+    if os.geteuid() != 0:
+        pytest.skip("a worker shows its descriptors to root alone")
     w = worker("tasks: [{id: a, run: 'ls -l /proc/$PPID/fd > fds', cwd: .}]")
     assert shell('"$@" <&- >&- 2>&-', "run", str(w.config), "--state", str(w.state)).returncode == 0
     links = {line.split()[-3]: line.split()[-1] for line in (tmp_path / "fds").read_text().splitlines() if "->" in line}
