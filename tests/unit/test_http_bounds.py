@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.listener import Listener
 from tests.support import PATIENCE, ROOT
 from tests.surroundings import Surroundings
 from tests.unit import test_http_step
@@ -117,36 +118,25 @@ def test_what_cannot_be_unpacked_to_its_end_is_not_done(around: Surroundings, se
     assert b"unpacked" in done.stderr or b"ends before" in done.stderr
 
 
-class Raw:
+class Raw(Listener):
     """A server that does to a connection what it is given; certificates where it speaks TLS."""
 
     def __init__(self, talk: Callable[[socket.socket], None], context: ssl.SSLContext | None = None) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
         self.ended = threading.Event()
         self._talk, self._context = talk, context
-        threading.Thread(target=self._serve, daemon=True).start()
+        super().__init__()
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._one, args=(client,), daemon=True).start()
-
-    def _one(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError), client:
-            talking = client if self._context is None else self._context.wrap_socket(client, server_side=True)
-            talking.recv(65536)
-            self._talk(talking)
+    def talk(self, client: socket.socket) -> None:
+        talking = client if self._context is None else self._context.wrap_socket(client, server_side=True)
+        talking.recv(65536)
+        self._talk(talking)
 
     def url(self, host: str = "127.0.0.1") -> str:
         return f"http{'s' if self._context else ''}://{host}:{self.port}/"
 
     def close(self) -> None:
         self.ended.set()
-        self._listener.close()
+        super().close()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.listener import Listener
 from tests.postgres import Server
 from tests.support import PATIENCE, ROOT
 from tests.unit.test_ledger import STEPS, claim, ending
@@ -107,42 +108,28 @@ def test_a_column_of_another_type_is_one_clear_error(server: Server, table: str,
         use(dsn, run)
 
 
-class Liar:
+class Liar(Listener):
     """A server that lets everybody in and then does what it is given; `met` counts its clients."""
 
     def __init__(self, talk: Callable[[socket.socket], None], let_in: bool = True) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
         self._talk, self._let_in = talk, let_in
-        threading.Thread(target=self._serve, daemon=True).start()
+        super().__init__()
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._one, args=(client,), daemon=True).start()
-
-    def _one(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError, struct.error), client:
-            if self._let_in:
-                while True:
-                    size, code = struct.unpack("!II", client.recv(8, socket.MSG_WAITALL))
-                    if code >> 16 == 3:
-                        break
-                    client.sendall(b"N")  # neither TLS nor GSS
-                client.recv(size - 8, socket.MSG_WAITALL)
-                client.sendall(message(b"R", struct.pack("!I", 0)) + message(b"K", struct.pack("!II", 1, 2)) + READY)
-                client.recv(65536)
-            self._talk(client)
+    def talk(self, client: socket.socket) -> None:
+        if self._let_in:
+            while True:
+                size, code = struct.unpack("!II", client.recv(8, socket.MSG_WAITALL))
+                if code >> 16 == 3:
+                    break
+                client.sendall(b"N")  # neither TLS nor GSS
+            client.recv(size - 8, socket.MSG_WAITALL)
+            client.sendall(message(b"R", struct.pack("!I", 0)) + message(b"K", struct.pack("!II", 1, 2)) + READY)
+            client.recv(65536)
+        self._talk(client)
 
     @property
     def dsn(self) -> str:
         return f"postgresql://agent@127.0.0.1:{self.port}/agent?sslmode=disable"
-
-    def close(self) -> None:
-        self._listener.close()
 
 
 def message(kind: bytes, body: bytes) -> bytes:

@@ -4,13 +4,13 @@ import shutil
 import socket
 import struct
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeWorker
+from tests.listener import Listener
 from tests.postgres import PASSWORD, USER, Server
 from worker import report
 from worker.errors import OK, StateError
@@ -25,41 +25,24 @@ from worker.ledger.postgres import errors, tls
 needs_require_auth = pytest.mark.skipif(psycopg.pq.version() < 160000, reason="libpq knows no require_auth")
 
 
-class Middle:
+class Middle(Listener):
     """A server in the middle: it refuses encryption, asks for the password in clear, and keeps what it is told."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.told = bytearray()
-        self._listener = socket.create_server((host, 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
+        super().__init__(host)
 
-    def _serve(self) -> None:
+    def talk(self, client: socket.socket) -> None:
+        client.settimeout(10)
         while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            with client:
-                client.settimeout(10)
-                self._talk(client)
-
-    def _talk(self, client: socket.socket) -> None:
-        try:
-            while True:
-                size, code = struct.unpack("!II", client.recv(8, socket.MSG_WAITALL))
-                client.recv(size - 8, socket.MSG_WAITALL) if size > 8 else b""
-                if code in (80877103, 80877104):  # SSLRequest, GSSENCRequest
-                    client.sendall(b"N")
-                    continue
-                client.sendall(b"R" + struct.pack("!II", 8, 3))  # AuthenticationCleartextPassword
-                self.told += client.recv(1024)
-                return
-        except (OSError, struct.error):
+            size, code = struct.unpack("!II", client.recv(8, socket.MSG_WAITALL))
+            client.recv(size - 8, socket.MSG_WAITALL) if size > 8 else b""
+            if code in (80877103, 80877104):  # SSLRequest, GSSENCRequest
+                client.sendall(b"N")
+                continue
+            client.sendall(b"R" + struct.pack("!II", 8, 3))  # AuthenticationCleartextPassword
+            self.told += client.recv(1024)
             return
-
-    def close(self) -> None:
-        self._listener.close()
 
 
 @pytest.fixture
